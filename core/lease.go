@@ -22,14 +22,14 @@ import (
 //
 // The zero Lease is not useful: leases are made by a [Locker].
 type Lease struct {
-	hold    *hold
+	grant   *grant
 	name    string // the Call's
 	fence   int64
 	ending  // of leaseContext
 	granted schedule.Instant
 	*leaseExtra
 	reserved bool       // the key was reserved when it was granted
-	state    leaseState // guarded by hold.locker.leases.mu
+	state    leaseState // guarded by grant.locker.leases.mu
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -67,8 +67,8 @@ const (
 	leaseDetached
 )
 
-func newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
-	lease := &Lease{hold: h, name: call.Name, fence: h.lastFence(), granted: schedule.InstantOf(now), leaseExtra: &noExtra}
+func newLease(ctx context.Context, call Call, g *grant, o *acquireOptions, now time.Time) *Lease {
+	lease := &Lease{grant: g, name: call.Name, fence: g.lastFence(), granted: schedule.InstantOf(now), leaseExtra: &noExtra}
 	if outer, _ := LeaseFrom(ctx); outer != nil || o.minHold > 0 {
 		lease.leaseExtra = &leaseExtra{minHold: o.minHold, outer: outer}
 	}
@@ -105,7 +105,7 @@ func (l *Lease) Key() string {
 	if l == nil {
 		return ""
 	}
-	return l.hold.key()
+	return l.grant.key()
 }
 
 // Fence returns the fencing token: each grant of a key has a greater one than every earlier grant
@@ -135,7 +135,7 @@ func (l *Lease) Mode() Mode {
 	if l == nil {
 		return ""
 	}
-	return modeOf(l.hold.mode())
+	return modeOf(l.grant.mode())
 }
 
 // Extend makes at least d remain of the lease. It blocks for one round trip, and no
@@ -151,19 +151,19 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if l.reentered != nil {
 		return l.reentered.Extend(ctx, d)
 	}
-	h, owner := l.hold, l.hold.locker
+	g, owner := l.grant, l.grant.locker
 	if err := owner.leases.check(l); err != nil {
 		return err
 	}
 	sent := time.Now()
-	owned, err := h.extend(ctx, "extend", d)
+	owned, err := g.extend(ctx, "extend", d)
 	switch {
 	case err != nil:
 		return err
 	case !owned:
-		return owner.leases.lose(h, notOurs)
+		return owner.leases.lose(g, notOurs)
 	}
-	return owner.leases.lengthen(h, trust.Until(sent, d))
+	return owner.leases.lengthen(g, trust.Until(sent, d))
 }
 
 // Downgrade makes an exclusive lease a shared one, as if taken with [Shared], with nobody in
@@ -178,11 +178,11 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if l == nil {
 		return errNoLease
 	}
-	h, owner := l.hold, l.hold.locker
+	g, owner := l.grant, l.grant.locker
 	if err := owner.store.Downgrades(); err != nil {
 		return err
 	}
-	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
+	if g.mode() != shared && (l.reentered != nil || g.limit != exclusive) {
 		return fmt.Errorf("core: downgrade %q: %w", l.Key(), ErrNotExclusive)
 	}
 	held := l
@@ -192,22 +192,22 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if err := owner.leases.check(held); err != nil {
 		return err
 	}
-	if h.limit == shared || h.downgrade.Load() == downgraded {
+	if g.limit == shared || g.downgrade.Load() == downgraded {
 		return nil
 	}
-	h.downgrade.CompareAndSwap(notDowngraded, downgrading)
-	owner.waiters.withdraw(h)
+	g.downgrade.CompareAndSwap(notDowngraded, downgrading)
+	owner.waiters.withdraw(g)
 	owned, err := owner.store.Downgrade(ctx, store.DowngradeRequest{
-		Record: h.record, Token: store.FormatToken(exclusive, *h.owner, h.secret), Shared: store.FormatToken(shared, *h.owner, h.secret),
-		Fence: h.lastFence(), Timeout: max(h.ttl, store.ReplyTimeout),
+		Record: g.record, Token: store.FormatToken(exclusive, *g.owner, g.secret), Shared: store.FormatToken(shared, *g.owner, g.secret),
+		Fence: g.lastFence(), Timeout: max(g.ttl, store.ReplyTimeout),
 	})
 	switch {
 	case err != nil:
 		return err
 	case !owned:
-		return owner.leases.lose(h, notOurs)
+		return owner.leases.lose(g, notOurs)
 	}
-	h.downgrade.Store(downgraded)
+	g.downgrade.Store(downgraded)
 	return nil
 }
 
@@ -230,7 +230,7 @@ func (l *Lease) Release(ctx context.Context) error {
 // release ends the lease: stop its ctx → hand the grant over to the next call of this process, or
 // release it in Redis. It returns the state of the lease before.
 func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
-	owner := l.hold.locker
+	owner := l.grant.locker
 	if l.reentered != nil {
 		l.finish()
 		if err := owner.leases.check(l.reentered); !errors.Is(err, ErrDetached) {
@@ -245,16 +245,16 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 	if was == leaseLost || !valid {
 		err = lost(l.Key(), ranOut)
 		l.cancel(err)
-		owner.leases.drop(l.hold)
-		owner.waiters.lost(l.hold)
-		owner.cancel(l.hold, 0)
+		owner.leases.drop(l.grant)
+		owner.waiters.lost(l.grant)
+		owner.cancel(l.grant, 0)
 	} else {
 		l.finish()
 		var owned bool
-		switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
+		switch owned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
 			err = store.Unavailable("release", l.Key(), err)
-			owner.cancel(l.hold, l.minHold-l.granted.Elapsed(now))
+			owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
@@ -264,7 +264,7 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 
 // released tells the observer of a release, and returns the error of Release.
 func (l *Lease) released(was leaseState, err error, now time.Time) error {
-	owner := l.hold.locker
+	owner := l.grant.locker
 	if l.reentered != nil || was == leaseReleased || was == leaseDetached {
 		return err
 	}
@@ -319,7 +319,7 @@ func (c *leaseContext) Deadline() (time.Time, bool) {
 
 // Done checks the clock, as Err does.
 func (c *leaseContext) Done() <-chan struct{} {
-	if c.hold.Expired(schedule.MomentOf(time.Now())) {
+	if c.grant.Expired(schedule.MomentOf(time.Now())) {
 		_ = c.Err()
 	}
 	return c.cancellation().ctx.Done()
@@ -338,7 +338,7 @@ func (c *leaseContext) Err() error {
 		}
 		held = held.reentered
 	}
-	_ = held.hold.locker.leases.check(held) // ends the ctx if it is over
+	_ = held.grant.locker.leases.check(held) // ends the ctx if it is over
 	return c.err()
 }
 
@@ -386,7 +386,7 @@ func (l *Lease) again(ctx context.Context, call Call) *Lease {
 	unhook := context.AfterFunc(caller, func() { cancel(context.Cause(caller)) })
 	outer, _ := LeaseFrom(ctx)
 	lease := &Lease{
-		hold: l.hold, name: call.Name, fence: l.fence, granted: l.granted,
+		grant: l.grant, name: call.Name, fence: l.fence, granted: l.granted,
 		leaseExtra: &leaseExtra{outer: outer, reentered: l, caller: ctx},
 	}
 	lease.use(&cancellation{inner, func(cause error) {

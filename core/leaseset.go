@@ -102,7 +102,7 @@ type setContext struct {
 func (c setContext) Done() <-chan struct{} {
 	now := schedule.MomentOf(time.Now())
 	for _, l := range c.leases {
-		if l.hold.Expired(now) {
+		if l.grant.Expired(now) {
 			_ = c.Err()
 		}
 	}
@@ -115,7 +115,7 @@ func (c setContext) Err() error {
 		return err
 	}
 	for _, l := range c.leases {
-		_ = l.hold.locker.leases.check(l.outermost()) // ends the ctx if it is over
+		_ = l.grant.locker.leases.check(l.outermost()) // ends the ctx if it is over
 	}
 	return c.Context.Err()
 }

@@ -69,13 +69,13 @@ func (t *leaseTable) oldest(n int, now time.Time) []LocalLease {
 	var all []LocalLease
 	for i, more := 0, n > 0; more; i += leasesAtOnce {
 		t.mu.Lock()
-		for h := range t.schedule.Part(i, leasesAtOnce) {
-			held := h.granted().Elapsed(now)
+		for g := range t.schedule.Part(i, leasesAtOnce) {
+			held := g.granted().Elapsed(now)
 			at, among := place(all, n, held, LocalLease.held)
 			if !among {
 				continue
 			}
-			one := localLease(h, held, now)
+			one := localLease(g, held, now)
 			again := func(other LocalLease) bool { return other.Key == one.Key && other.Fence == one.Fence }
 			if !slices.ContainsFunc(all, again) { // it was seen, and has moved since
 				all = put(all, n, at, one)
@@ -93,21 +93,21 @@ func (l LocalLease) held() time.Duration { return l.Held }
 func (w LocalWait) waited() time.Duration { return w.Waited }
 
 // granted is when the present call was granted the key. Called with leaseTable.mu held.
-func (h *hold) granted() schedule.Instant {
-	if h.lease != nil {
-		return h.lease.granted
+func (g *grant) granted() schedule.Instant {
+	if g.lease != nil {
+		return g.lease.granted
 	}
-	return h.since
+	return g.since
 }
 
 // localLease is called with leaseTable.mu held.
-func localLease(h *hold, held time.Duration, now time.Time) LocalLease {
+func localLease(g *grant, held time.Duration, now time.Time) LocalLease {
 	l := LocalLease{
-		Key: h.key(), Mode: modeOf(h.mode()), Fence: h.fence, Held: held, TTL: h.ttl,
-		Remaining: max(h.Deadline().Mono.Sub(now), 0), Wanted: h.waiting.Load(),
+		Key: g.key(), Mode: modeOf(g.mode()), Fence: g.fence, Held: held, TTL: g.ttl,
+		Remaining: max(g.Deadline().Mono.Sub(now), 0), Wanted: g.waiting.Load(),
 	}
-	if h.lease != nil {
-		l.Name, l.Fence = h.lease.name, h.lease.fence
+	if g.lease != nil {
+		l.Name, l.Fence = g.lease.name, g.lease.fence
 	}
 	return l
 }

@@ -204,7 +204,7 @@ func (l *Locker) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	l.life.Drain()
-	l.waiters.sendAway()
+	l.waiters.awaitEmpty()
 	l.closeAll()
 	return l.waitForStore(ctx, "close")
 }
@@ -227,7 +227,7 @@ func (l *Locker) waitForStore(ctx context.Context, op string) error {
 func (l *Locker) closeAll() {
 	l.life.Close()
 	for _, e := range l.leases.stop() {
-		l.end(e.hold, e.lease, fmt.Errorf("core: %q: %w: %w", e.hold.key(), ErrLeaseLost, ErrClosed))
+		l.end(e.grant, e.lease, fmt.Errorf("core: %q: %w: %w", e.grant.key(), ErrLeaseLost, ErrClosed))
 	}
 	l.store.Close()
 }
@@ -242,15 +242,15 @@ func (l *Locker) begin() {
 
 // end ends a lost grant: first the context of its lease, so that the holder stops, then it tells
 // the wait queue, the listeners and the observer.
-func (l *Locker) end(h *hold, lease *Lease, cause error) {
+func (l *Locker) end(g *grant, lease *Lease, cause error) {
 	if lease != nil {
 		lease.cancel(cause)
 	}
-	l.waiters.lost(h)
-	l.notifications.freed(h.key())
+	l.waiters.lost(g)
+	l.notifications.freed(g.key())
 	if lease != nil {
 		l.observer.OnLost(lease.Context(), Lost{
-			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause,
+			Key: g.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause,
 		})
 	}
 }

@@ -45,7 +45,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 
 func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (*LeaseSet, error) {
 	o, invalid := l.acquireOptions(opts)
-	m := multiAttempt{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
+	m := multiAttempt{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), grants: map[string]*grant{}}
 	err := errUnwound
 	defer func() { m.report(err) }()
 	err = m.obtain(keys, invalid)
@@ -137,8 +137,8 @@ type multiAttempt struct {
 	keys   []string // those of all that its ctx does not hold already
 	rounds int
 
-	holds map[string]*hold // what it has so far
-	set   *LeaseSet        // the result
+	grants map[string]*grant // what it has so far
+	set    *LeaseSet         // the result
 
 	key     string      // the one that was asked for last
 	waiting int         // calls for it, if it is held
@@ -184,7 +184,7 @@ func (m *multiAttempt) run() error {
 func (m *multiAttempt) rest() error {
 	var missing []string
 	for _, key := range m.keys {
-		if m.holds[key] == nil {
+		if m.grants[key] == nil {
 			missing = append(missing, key)
 		}
 	}
@@ -222,7 +222,7 @@ func (m *multiAttempt) take(key string, policy ConflictPolicy) error {
 		m.kind, m.waiting = a.kind, a.conflict.Waiting
 		return err
 	}
-	m.holds[key] = a.hold
+	m.grants[key] = a.grant
 	return nil
 }
 
@@ -242,15 +242,15 @@ func (m *multiAttempt) together(keys []string) error {
 		return m.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, time.Now(), trust.Until(req.Sent, req.Lease), o)
-		h.waiting.Store(reply.Grants[i].Waiting)
-		if !l.leases.add(h) {
+		g := l.newGrant(records[i], req.Token, o.limit, reply.Grants[i].Fence, time.Now(), trust.Until(req.Sent, req.Lease), o)
+		g.waiting.Store(reply.Grants[i].Waiting)
+		if !l.leases.add(g) {
 			for _, key := range keys {
 				l.waiters.orphaned(key, req.Token, 0, 0)
 			}
 			return store.Closed("acquire", key)
 		}
-		m.holds[key] = h
+		m.grants[key] = g
 	}
 	return nil
 }
@@ -274,17 +274,17 @@ func (m *multiAttempt) pause(d time.Duration, key string) error {
 
 // release releases what was taken so far.
 func (m *multiAttempt) release() {
-	holds := slices.Collect(maps.Values(m.holds))
-	clear(m.holds)
-	m.locker.discard(m.ctx, holds...)
+	grants := slices.Collect(maps.Values(m.grants))
+	clear(m.grants)
+	m.locker.discard(m.ctx, grants...)
 }
 
 // replicate waits until the grants are on as many replicas as the call asks for.
 func (m *multiAttempt) replicate() error {
-	var lacking []*hold
+	var lacking []*grant
 	for _, key := range m.keys {
-		if h := m.holds[key]; m.opts.replicas > int(h.acks) {
-			lacking = append(lacking, h)
+		if g := m.grants[key]; m.opts.replicas > int(g.acks) {
+			lacking = append(lacking, g)
 		}
 	}
 	if len(lacking) == 0 {
@@ -293,7 +293,9 @@ func (m *multiAttempt) replicate() error {
 	if m.locker.store.Single() {
 		return m.locker.replicate(m.ctx, lacking, m.opts.replicas, m.opts.replicaWait)
 	}
-	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts.replicas, m.opts.replicaWait) })...)
+	return errors.Join(each(lacking, func(g *grant) error {
+		return m.locker.replicate(m.ctx, []*grant{g}, m.opts.replicas, m.opts.replicaWait)
+	})...)
 }
 
 // adopt makes the grants leases of the set, under one ctx. It reports false when one of them has
@@ -304,8 +306,8 @@ func (m *multiAttempt) adopt(set *LeaseSet) bool {
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
 	for _, key := range m.keys {
-		h := m.holds[key]
-		lease := &Lease{hold: h, name: m.opts.name, fence: h.lastFence(), granted: schedule.InstantOf(now)}
+		g := m.grants[key]
+		lease := &Lease{grant: g, name: m.opts.name, fence: g.lastFence(), granted: schedule.InstantOf(now)}
 		lease.use(all)
 		lease.leaseExtra = &leaseExtra{minHold: m.opts.minHold, outer: outer}
 		outer = lease
@@ -318,9 +320,9 @@ func (m *multiAttempt) adopt(set *LeaseSet) bool {
 			continue
 		}
 		lease.set = ctx
-		if !m.locker.leases.adopt(lease.hold, lease, now) {
-			for _, h := range m.holds {
-				m.locker.leases.adopt(h, nil, now)
+		if !m.locker.leases.adopt(lease.grant, lease, now) {
+			for _, g := range m.grants {
+				m.locker.leases.adopt(g, nil, now)
 			}
 			all.cancel(context.Canceled)
 			return false

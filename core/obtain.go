@@ -44,7 +44,7 @@ type attempt struct {
 
 	// The result: a lease, or for a part of a call for several keys a grant without one.
 	lease *Lease
-	hold  *hold
+	grant *grant
 
 	waits  bool        // the call will wait, so its requests join Redis's queue
 	waited bool        // OnWaiting was called
@@ -73,38 +73,38 @@ func (a *attempt) obtain(invalid error) error {
 
 func (a *attempt) run() error {
 	if a.policy == nil {
-		return a.once(a.start)
+		return a.tryOnce(a.start)
 	}
 	err := a.await()
 	if _, held := errors.AsType[*ConflictError](err); held && a.opts.notify != nil && a.kind == "" {
 		a.policy = nil
-		return a.once(time.Now()) // Redis notifies a call that was refused, not one that waited and left
+		return a.tryOnce(time.Now()) // Redis notifies a call that was refused, not one that waited and left
 	}
 	return err
 }
 
-// once asks Redis for the key once: granted, or ask the policy, which refuses or defers. It does
+// tryOnce asks Redis for the key once: granted, or ask the policy, which refuses or defers. It does
 // not wait.
-func (a *attempt) once(now time.Time) error {
+func (a *attempt) tryOnce(now time.Time) error {
 	l, key := a.locker, a.call.Key
 	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
 		watch, known = l.id, l.notifications.releases(key)
 	}
-	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
-	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
+	u := waitqueue.Request{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
+	reply, _, err := a.send(&u, store.NotQueued, watch, nil)
 	if err != nil {
 		return err
 	}
 	if reply.Granted {
 		now = time.Now()
-		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, now, a.validity(&u), &a.opts)
-		if !l.leases.add(h) {
+		g := l.newGrant(a.record, u.Token, a.opts.limit, reply.Fence, now, a.validity(&u), &a.opts)
+		if !l.leases.add(g) {
 			l.releaseLate(key, []string{u.Token})
 			return a.closed()
 		}
-		h.waiting.Store(reply.Waiting)
-		if taken, err := a.take(h, now); taken || err != nil {
+		g.waiting.Store(reply.Waiting)
+		if taken, err := a.take(g, now); taken || err != nil {
 			return err
 		}
 		return store.Unavailable("acquire", key, errors.New("the grant had ended when its reply arrived"))
@@ -134,29 +134,29 @@ func (a *attempt) await() error {
 	a.waits = ok && p.Waits()
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
-		h, may := w.look(now)
+		g, step := w.next(now)
 		switch {
-		case h != nil:
-			if taken, err := a.take(h, now); taken || err != nil {
+		case g != nil:
+			if taken, err := a.take(g, now); taken || err != nil {
 				return err
 			}
-			w.rejoin(h)
+			w.rejoin(g)
 			continue
-		case may.Err != nil:
-			return may.Err
-		case may.Ask:
-			if err := a.question(w, &may.Question); err != nil && (!may.Informed || !store.Outage(err)) {
+		case step.Err != nil:
+			return step.Err
+		case step.Ask:
+			if err := a.request(w, &step.Request); err != nil && (!step.Informed || !store.Outage(err)) {
 				return err
 			}
 			continue
-		case may.Informed && !now.Before(decideAt):
+		case step.Informed && !now.Before(decideAt):
 			delay, err := a.delay(w, now, decideAt.IsZero())
 			if err != nil {
 				return err
 			}
 			decideAt = now.Add(delay)
 		}
-		if err := a.wait(w, &may, decideAt.Sub(now)); err != nil {
+		if err := a.wait(w, &step, decideAt.Sub(now)); err != nil {
 			return err
 		}
 	}
@@ -199,13 +199,13 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 
 // wait waits until the call is woken, may ask, or the policy has to decide again. An error ends the
 // call.
-func (a *attempt) wait(w *waiter, may *waitqueue.View, decideIn time.Duration) error {
+func (a *attempt) wait(w *waiter, step *waitqueue.Step, decideIn time.Duration) error {
 	pause := a.opts.replyTimeout()
-	if may.Informed {
+	if step.Informed {
 		pause = decideIn
 	}
-	if may.AskIn >= 0 {
-		pause = min(pause, may.AskIn)
+	if step.AskIn >= 0 {
+		pause = min(pause, step.AskIn)
 	}
 	switch err := w.wait(a.ctx, pause, a.locker.life.Closing()); {
 	case errors.Is(err, ErrClosed):
@@ -238,20 +238,20 @@ func (a *attempt) closed() error {
 }
 
 // validity is until when a grant in reply to u can be trusted.
-func (a *attempt) validity(u *waitqueue.Question) time.Time {
+func (a *attempt) validity(u *waitqueue.Request) time.Time {
 	return trust.Until(u.Sent, a.opts.firstLease())
 }
 
-// question sends a request for the queue, and gives the queue the reply: the call sees the result
+// request sends a request for the queue, and gives the queue the reply: the call sees the result
 // in its next round of await. An error ends the call, unless Redis is away and the call can wait
 // for it to return.
-func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
+func (a *attempt) request(w *waiter, u *waitqueue.Request) error {
 	mark := store.NotQueued
 	if a.waits {
 		mark = a.locker.store.Mark()
 	}
 	a.record = w.queue.record
-	reply, stopped, err := a.ask(u, mark, "", w.granted)
+	reply, stopped, err := a.send(u, mark, "", w.granted)
 	if err != nil || stopped {
 		var f waitqueue.Failure
 		if !reply.Granted && errors.Is(err, ErrUnavailable) {
@@ -272,9 +272,9 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 	return nil
 }
 
-// ask sends a request. After an error, or if the call was given another grant meanwhile (stopped),
+// send sends a request. After an error, or if the call was given another grant meanwhile (stopped),
 // a grant in reply to the request is released.
-func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
+func (a *attempt) send(u *waitqueue.Request, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
 		a.record = store.RecordName(l.prefix, key)
@@ -292,26 +292,26 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 
 // take makes the grant a lease of the call: wait for replicas → newLease → adopt. It reports false
 // when the grant has ended. After an error the grant is released.
-func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
+func (a *attempt) take(g *grant, now time.Time) (taken bool, err error) {
 	l := a.locker
 	if a.multi != nil {
-		a.hold = h
-		return l.leases.adopt(h, nil, now), nil
+		a.grant = g
+		return l.leases.adopt(g, nil, now), nil
 	}
-	if a.opts.replicas > int(h.acks) {
-		if err := l.replicate(a.ctx, []*hold{h}, a.opts.replicas, a.opts.replicaWait); err != nil {
+	if a.opts.replicas > int(g.acks) {
+		if err := l.replicate(a.ctx, []*grant{g}, a.opts.replicas, a.opts.replicaWait); err != nil {
 			if a.resumed { // the token stays good
-				l.leases.drop(h)
+				l.leases.drop(g)
 			} else {
-				l.discard(a.ctx, h)
+				l.discard(a.ctx, g)
 			}
 			return false, err
 		}
 		now = time.Now()
 	}
-	lease := newLease(a.ctx, a.call, h, &a.opts, now)
+	lease := newLease(a.ctx, a.call, g, &a.opts, now)
 	lease.reserved = a.reserved
-	if !l.leases.adopt(h, lease, now) {
+	if !l.leases.adopt(g, lease, now) {
 		lease.finish()
 		return false, nil
 	}
@@ -372,7 +372,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 	switch {
 	case held == nil:
 		return nil, nil
-	case o.limit == exclusive && held.hold.mode() != exclusive:
+	case o.limit == exclusive && held.grant.mode() != exclusive:
 		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 	}
 	return held.again(ctx, call), nil
@@ -388,12 +388,12 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 		if held.Key() != key {
 			continue
 		}
-		if !held.hold.locker.sameAs(l) {
+		if !held.grant.locker.sameAs(l) {
 			l.warnOtherLocker()
 			continue
 		}
 		held = held.outermost()
-		if !held.hold.locker.leases.valid(held) {
+		if !held.grant.locker.leases.valid(held) {
 			return nil
 		}
 		return held
@@ -402,11 +402,11 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 }
 
 // cancel releases, in the background, what Redis may still have of a grant that has ended, with the
-// rest of a MinHold as in releaseHold. A closed Locker has no background: then cancel blocks.
-func (l *Locker) cancel(h *hold, stay time.Duration) {
-	req := h.releaseRequest()
-	req.Stay = max(stay, 0)
-	if !l.store.Cancel(req, h.ttl, func(owned bool) { l.notifications.released(h.key(), owned) }) {
+// rest of a MinHold as in releaseGrant. A closed Locker has no background: then cancel blocks.
+func (l *Locker) cancel(g *grant, minHoldLeft time.Duration) {
+	req := g.releaseRequest()
+	req.MinHoldLeft = max(minHoldLeft, 0)
+	if !l.store.Cancel(req, g.ttl, func(owned bool) { l.notifications.released(g.key(), owned) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
 }
@@ -418,11 +418,11 @@ func (l *Locker) releaseLate(key string, tokens []string) {
 	}
 }
 
-// releaseHold ends a grant: hand it over to the next call that waits here → else release it in
-// Redis, along with the queue's token, and give the queue the reply. With a stay, the rest of a
+// releaseGrant ends a grant: hand it over to the next call that waits here → else release it in
+// Redis, along with the queue's token, and give the queue the reply. With minHoldLeft, the rest of a
 // MinHold, the key stays held for that long.
-func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
-	also, wanted, handedOver := l.waiters.released(h, stay, now)
+func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Duration, now time.Time) (owned bool, err error) {
+	also, wanted, handedOver := l.waiters.released(g, minHoldLeft, now)
 	if handedOver {
 		return true, nil
 	}
@@ -431,27 +431,27 @@ func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, n
 	}
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
-	l.leases.drop(h)
-	if h.transferred.Load() && stay <= 0 {
-		l.released(h)
+	l.leases.drop(g)
+	if g.transferred.Load() && minHoldLeft <= 0 {
+		l.released(g)
 	}
-	req := h.releaseRequest()
-	req.Stay, req.Requeue, req.Wanted = max(stay, 0), also, wanted
+	req := g.releaseRequest()
+	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), also, wanted
 	reply, err := l.store.Release(ctx, req)
-	l.waiters.releaseAnswered(h, also, now, reply, err)
+	l.waiters.releaseAnswered(g, also, now, reply, err)
 	return reply.Owned, err
 }
 
 // discard releases grants that did not become leases, in the background if the caller's ctx has
 // ended.
-func (l *Locker) discard(ctx context.Context, holds ...*hold) {
-	if len(holds) == 0 {
+func (l *Locker) discard(ctx context.Context, grants ...*grant) {
+	if len(grants) == 0 {
 		return
 	}
 	release := func() {
-		each(holds, func(h *hold) error {
-			if _, err := l.releaseHold(context.Background(), h, 0, time.Now()); err != nil {
-				l.cancel(h, 0)
+		each(grants, func(g *grant) error {
+			if _, err := l.releaseGrant(context.Background(), g, 0, time.Now()); err != nil {
+				l.cancel(g, 0)
 			}
 			return nil
 		})

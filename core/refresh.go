@@ -58,6 +58,6 @@ func (w *waiters) refreshed(sent time.Time, batch []store.Refresh, replies []sto
 		if reply.Err != nil {
 			f = waitqueue.Failure{Err: store.Unavailable("acquire", q.key, reply.Err), Unsent: store.SaysNothing(reply.Err)}
 		}
-		w.run(q, nil, q.Refreshed(time.Now(), refusal(token, sent, store.NotQueued, reply.Standing), f))
+		w.apply(q, nil, q.Refreshed(time.Now(), refusal(token, sent, store.NotQueued, reply.Standing), f))
 	}
 }

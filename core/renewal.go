@@ -43,13 +43,13 @@ func (r *renewals) run() {
 	for {
 		expired, due := r.locker.leases.next(time.Now())
 		for _, e := range expired {
-			r.locker.end(e.hold, e.lease, lost(e.hold.key(), ranOut))
+			r.locker.end(e.grant, e.lease, lost(e.grant.key(), ranOut))
 		}
-		for node, holds := range r.byNode(due) {
-			for len(holds) > 0 {
-				n := min(len(holds), renewalBatch)
-				r.send(node, holds[:n])
-				holds = holds[n:]
+		for node, grants := range r.byNode(due) {
+			for len(grants) > 0 {
+				n := min(len(grants), renewalBatch)
+				r.send(node, grants[:n])
+				grants = grants[n:]
 			}
 		}
 
@@ -61,18 +61,18 @@ func (r *renewals) run() {
 	}
 }
 
-func (r *renewals) byNode(holds []*hold) map[any][]*hold {
-	nodes := map[any][]*hold{}
-	for _, h := range holds {
-		node := r.locker.store.NodeOf(h.record)
-		nodes[node] = append(nodes[node], h)
+func (r *renewals) byNode(grants []*grant) map[any][]*grant {
+	nodes := map[any][]*grant{}
+	for _, g := range grants {
+		node := r.locker.store.NodeOf(g.record)
+		nodes[node] = append(nodes[node], g)
 	}
 	return nodes
 }
 
 // send renews a batch in the background. If too many batches are in flight its grants are postponed
 // a little.
-func (r *renewals) send(node any, batch []*hold) {
+func (r *renewals) send(node any, batch []*grant) {
 	r.mu.Lock()
 	full := r.flights[node] >= renewalFlights
 	if !full {
@@ -100,7 +100,7 @@ func (r *renewals) finished(node any) {
 }
 
 // renew sends one pipeline and applies its replies.
-func (r *renewals) renew(batch []*hold) {
+func (r *renewals) renew(batch []*grant) {
 	ctx := context.Background()
 	sent := time.Now()
 	asked := renewalsOf(batch)
@@ -108,25 +108,25 @@ func (r *renewals) renew(batch []*hold) {
 	replies := r.locker.store.Renew(ctx, asked)
 	now := time.Now()
 	gone, err := r.locker.leases.answered(batch, asked, replies, sent, now)
-	for _, h := range gone {
-		_ = r.locker.leases.lose(h, notOurs)
+	for _, g := range gone {
+		_ = r.locker.leases.lose(g, notOurs)
 	}
 	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
 }
 
 // renewalsOf makes the requests of a batch. The tokens share one string: a process renews thousands
 // a second.
-func renewalsOf(batch []*hold) []store.Renewal {
+func renewalsOf(batch []*grant) []store.Renewal {
 	asked := make([]store.Renewal, len(batch))
 	ends := make([]int, len(batch))
 	text := make([]byte, 0, 64*len(batch))
-	for i, h := range batch {
-		text = h.appendToken(text)
+	for i, g := range batch {
+		text = g.appendToken(text)
 		ends[i] = len(text)
 	}
 	tokens, from := string(text), 0
-	for i, h := range batch {
-		asked[i] = store.Renewal{Record: h.record, Token: tokens[from:ends[i]]}
+	for i, g := range batch {
+		asked[i] = store.Renewal{Record: g.record, Token: tokens[from:ends[i]]}
 		from = ends[i]
 	}
 	return asked

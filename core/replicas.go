@@ -38,19 +38,19 @@ func WaitReplicas(n int, timeout time.Duration) AcquireOption {
 // replicate waits until so many replicas have the grants, all on one node: renew and WAIT, until
 // enough replicas acknowledge or wait is over. A grant that Redis does not know is lost when it
 // returns nil.
-func (l *Locker) replicate(ctx context.Context, holds []*hold, replicas int, wait time.Duration) error {
-	key := holds[0].key()
+func (l *Locker) replicate(ctx context.Context, grants []*grant, replicas int, wait time.Duration) error {
+	key := grants[0].key()
 	type answer struct {
 		known []bool
 		acks  int
 		err   error
 	}
 	renewals := func() []store.Renewal {
-		asked := renewalsOf(holds)
-		for i, h := range holds {
-			ttl := min(h.ttl, l.firstLease)
-			if h.bounded() {
-				ttl = min(ttl, h.until.Sub(time.Now()))
+		asked := renewalsOf(grants)
+		for i, g := range grants {
+			ttl := min(g.ttl, l.firstLease)
+			if g.bounded() {
+				ttl = min(ttl, g.until.Sub(time.Now()))
 			}
 			asked[i].TTL = ttl + time.Millisecond // longer than the grant, so that it changes something
 		}
@@ -78,12 +78,12 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, replicas int, wai
 		case a.acks < replicas && slices.Contains(a.known, true):
 			return store.Unavailable("acquire", key, fmt.Errorf("%w: %d of %d replicas have it after %s", ErrNotReplicated, a.acks, replicas, wait))
 		}
-		for i, h := range holds {
-			h.acks = int16(a.acks)
+		for i, g := range grants {
+			g.acks = int16(a.acks)
 			if !a.known[i] {
-				_ = l.leases.lose(h, notOurs)
-			} else if !h.bounded() {
-				_ = l.leases.lengthen(h, trust.Until(sent, min(h.ttl, l.firstLease))) // adopting it tells whether it was lost
+				_ = l.leases.lose(g, notOurs)
+			} else if !g.bounded() {
+				_ = l.leases.lengthen(g, trust.Until(sent, min(g.ttl, l.firstLease))) // adopting it tells whether it was lost
 			}
 		}
 		return nil

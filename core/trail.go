@@ -22,7 +22,7 @@ func Trail(ctx context.Context) string {
 	inner, _ := LeaseFrom(ctx)
 	for l := inner; l != nil && len(marks) < maxTrail; l = l.outer {
 		if l.reentered == nil {
-			marks = append(marks, trailMark(trailHash(l.hold.locker.id), l.Key()))
+			marks = append(marks, trailMark(trailHash(l.grant.locker.id), l.Key()))
 		}
 	}
 	return strings.Join(marks, ",")

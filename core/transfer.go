@@ -40,13 +40,13 @@ func (l *Lease) Token() string {
 	if l.reentered != nil {
 		return l.reentered.Token()
 	}
-	h := l.hold
-	if !h.locker.leases.share(l) {
+	g := l.grant
+	if !g.locker.leases.share(l) {
 		return ""
 	}
 	return token{
-		prefix: h.locker.prefix, key: h.key(), owner: h.token(),
-		first: h.fence, used: int64(h.used), ttl: h.ttl,
+		prefix: g.locker.prefix, key: g.key(), owner: g.token(),
+		first: g.fence, used: int64(g.used), ttl: g.ttl,
 	}.String()
 }
 
@@ -64,24 +64,24 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if l.reentered != nil {
 		return l.reentered.Detach(ctx)
 	}
-	h, owner := l.hold, l.hold.locker
+	g, owner := l.grant, l.grant.locker
 	if err := owner.leases.check(l); err != nil {
 		return "", err
 	}
 	_ = owner.leases.share(l)
-	owned, err := h.extend(ctx, "detach", h.ttl)
+	owned, err := g.extend(ctx, "detach", g.ttl)
 	switch {
 	case err != nil:
 		return "", err
 	case !owned:
-		return "", owner.leases.lose(h, notOurs)
+		return "", owner.leases.lose(g, notOurs)
 	}
 	token := l.Token()
 	if !owner.leases.detach(l) {
 		return "", lost(l.Key(), loss{text: "it ended while it was being detached"})
 	}
 	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
-	owner.waiters.lost(h)
+	owner.waiters.lost(g)
 	owner.observer.OnReleased(l.Context(), Released{
 		Key: l.Key(), Name: l.name, Fence: l.fence, Held: l.granted.Elapsed(time.Now()), Detached: true,
 	})
@@ -142,14 +142,14 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	if !owned {
 		return lost(t.key, notOurs)
 	}
-	h := l.newHold(a.record, t.owner, o.limit, t.first, time.Now(), trust.Until(sent, ttl), o)
-	h.used = int32(t.used)
-	h.waiting.Store(waiting)
-	h.transferred.Store(true)
-	if !l.leases.add(h) {
+	g := l.newGrant(a.record, t.owner, o.limit, t.first, time.Now(), trust.Until(sent, ttl), o)
+	g.used = int32(t.used)
+	g.waiting.Store(waiting)
+	g.transferred.Store(true)
+	if !l.leases.add(g) {
 		return store.Closed("resume", t.key)
 	}
-	taken, err := a.take(h, time.Now())
+	taken, err := a.take(g, time.Now())
 	if err == nil && !taken {
 		err = store.Unavailable("resume", t.key, errors.New("the lease ended as it came"))
 	}
@@ -158,15 +158,15 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 
 // released ends the other leases under a grant that was released, as far as they are known: those
 // of this Locker, and by a message those of the Locker that took the key.
-func (l *Locker) released(h *hold) {
-	for _, other := range l.leases.of(h.key(), h.fence) {
-		if other != h {
+func (l *Locker) released(g *grant) {
+	for _, other := range l.leases.of(g.key(), g.fence) {
+		if other != g {
 			_ = l.leases.lose(other, elsewhere)
 		}
 	}
-	if owner := *h.owner; owner != l.id {
+	if owner := *g.owner; owner != l.id {
 		l.life.Background(func() {
-			l.store.TellReleased(l.life.Context(), owner, h.key(), h.fence)
+			l.store.TellReleased(l.life.Context(), owner, g.key(), g.fence)
 		})
 	}
 }

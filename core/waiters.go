@@ -38,9 +38,9 @@ type waiters struct {
 	mu       sync.Mutex
 	queues   map[queueKey]*queue
 	waiting  int          // calls in all queues
-	reserved reservations // keys whose holds are not handed over
+	reserved reservations // keys whose grants are not handed over
 	finished finishedTokens
-	wanted   rivals // for keys for which no call of this process waits
+	wanted   contention // for keys for which no call of this process waits
 
 	admissions []admission             // to be sent when mu is unlocked
 	refreshes  map[any][]store.Refresh // to be sent, by node; nil while others are in flight
@@ -55,7 +55,7 @@ type queue struct {
 	waitqueue.Queue
 	key    string
 	record string // the key's name in Redis; "" until it is asked for
-	held   *hold  // whose fence Held returns; stale if that is 0
+	held   *grant // whose fence Held returns; stale if that is 0
 }
 
 // waiter is a call that waits. Only its own goroutine uses it, except for the channels and the
@@ -68,7 +68,7 @@ type waiter struct {
 	since          time.Time     // guarded by all.mu: when its call began
 	wake           chan struct{} // holds one
 	timer          *time.Timer
-	grant          *hold         // guarded by all.mu: given to this call, and not taken yet
+	grant          *grant        // guarded by all.mu: given to this call, and not taken yet
 	asking         bool          // guarded by all.mu: the call has a request in flight, which a grant ends
 	granted        chan struct{} // holds one: a grant arrived while the call was asking
 }
@@ -77,7 +77,7 @@ func newWaiters(l *Locker) *waiters {
 	ordered := l.store.Queues()
 	return &waiters{
 		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]store.Refresh{},
-		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}}, wanted: rivals{},
+		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}}, wanted: contention{},
 		config: waitqueue.Config{
 			Ordered:   ordered,
 			Listening: l.store.Listening,
@@ -141,10 +141,10 @@ func (w *waiters) queueOf(key string, limit int) *queue {
 	return &queue{Queue: waitqueue.Queue{Config: &w.config, Limit: limit}, key: key}
 }
 
-// run carries out what a queue has decided; released is the grant whose release the decision is
+// apply carries out what a queue has decided; released is the grant whose release the decision is
 // about, or nil. It returns the tokens that could neither be used nor cancelled because the Locker
 // is closed. Called with mu held.
-func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (late []string) {
+func (w *waiters) apply(q *queue, released *grant, actions []waitqueue.Action) (late []string) {
 	for i := range actions {
 		switch a := &actions[i]; a.Kind {
 		case waitqueue.Wake:
@@ -153,10 +153,10 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			released.used++
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
-			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
-			h.waiting.Store(a.Wanted)
-			if w.locker.leases.add(h) {
-				w.give(q, a.Call, h)
+			g := w.locker.newGrant(w.record(q), a.Token, q.Limit, a.Fence, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
+			g.waiting.Store(a.Wanted)
+			if w.locker.leases.add(g) {
+				w.give(q, a.Call, g)
 			} else {
 				w.waiting--
 				late = append(late, a.Token)
@@ -185,13 +185,13 @@ func (w *waiters) unlock() {
 	}
 }
 
-func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
+func (w *waiters) give(q *queue, c *waitqueue.Call, g *grant) {
 	w.waiting--
 	if q.Limit == exclusive {
-		q.held = h
+		q.held = g
 	}
 	to := c.Of.(*waiter)
-	to.grant = h
+	to.grant = g
 	if to.asking {
 		send(to.granted, struct{}{})
 	} else {
@@ -214,8 +214,8 @@ func (w *waiters) record(q *queue) string {
 	return q.record
 }
 
-// look returns the grant that was given to the call, only once, or else what the call may do now.
-func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
+// next returns the grant that was given to the call, only once, or else what the call may do now.
+func (c *waiter) next(now time.Time) (*grant, waitqueue.Step) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -223,11 +223,11 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 		drain(c.granted)
 	}
 	c.asking = false
-	if h := c.grant; h != nil {
+	if g := c.grant; g != nil {
 		c.grant = nil
-		return h, waitqueue.View{}
+		return g, waitqueue.Step{}
 	}
-	v := c.queue.Look(now, &c.Call)
+	v := c.queue.Next(now, &c.Call)
 	if v.Ask {
 		w.record(c.queue)
 		c.asking = true
@@ -240,14 +240,14 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 
 // answered takes the reply to the call's request, and until when a grant can be trusted. It returns
 // the tokens of grants that arrived when the Locker was closed.
-func (c *waiter) answered(u *waitqueue.Question, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
+func (c *waiter) answered(u *waitqueue.Request, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.unlock()
 	if reply.Granted {
-		return w.run(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
+		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
 	}
-	return w.run(q, nil, q.Refused(time.Now(), &c.Call, refusal(u.Token, u.Sent, mark, reply.Standing)))
+	return w.apply(q, nil, q.Refused(time.Now(), &c.Call, refusal(u.Token, u.Sent, mark, reply.Standing)))
 }
 
 // refusal is Redis's reply that a token, which was sent with a mark, cannot have the key.
@@ -258,11 +258,11 @@ func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *w
 }
 
 // unanswered records that the call no longer waits for the reply to its request.
-func (c *waiter) unanswered(u *waitqueue.Question, f waitqueue.Failure) {
+func (c *waiter) unanswered(u *waitqueue.Request, f waitqueue.Failure) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.run(q, nil, q.Unanswered(time.Now(), u, f))
+	w.apply(q, nil, q.Unanswered(time.Now(), u, f))
 }
 
 // orphaned takes the reply to a request that no call waits for. Its fence is zero if it is not a
@@ -270,7 +270,7 @@ func (c *waiter) unanswered(u *waitqueue.Question, f waitqueue.Failure) {
 func (w *waiters) orphaned(key, token string, fence, server int64) {
 	w.mu.Lock()
 	q := w.queueOf(key, store.LimitOf(token))
-	late := w.run(q, nil, q.Orphaned(token, fence, server))
+	late := w.apply(q, nil, q.Orphaned(token, fence, server))
 	w.mu.Unlock()
 	if fence != 0 {
 		w.locker.releaseLate(key, late)
@@ -285,7 +285,7 @@ func (c *waiter) leave() {
 	unused := c.grant
 	if c.Queued() {
 		w.waiting--
-		w.run(c.queue, nil, c.queue.Leave(&c.Call))
+		w.apply(c.queue, nil, c.queue.Leave(&c.Call))
 	}
 	w.mu.Unlock()
 	drain(c.wake) // nothing sends to it any more
@@ -293,24 +293,24 @@ func (c *waiter) leave() {
 	c.all, c.queue, c.opts, c.grant, c.asking = nil, nil, acquireOptions{}, nil, false
 	w.pool.Put(c)
 	if unused != nil {
-		w.locker.life.Later(func() { _, _ = w.locker.releaseHold(context.Background(), unused, 0, time.Now()) })
+		w.locker.life.Later(func() { _, _ = w.locker.releaseGrant(context.Background(), unused, 0, time.Now()) })
 	}
 }
 
 // rejoin puts a call whose grant has ended before it could be used back at the head of its queue.
-func (c *waiter) rejoin(h *hold) {
+func (c *waiter) rejoin(g *grant) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c.queue = w.queueOf(c.queue.key, c.queue.Limit)
 	w.queues[queueKey{c.queue.key, c.queue.Limit}] = c.queue
 	w.waiting++
-	c.queue.Rejoin(&c.Call, h.fence)
+	c.queue.Rejoin(&c.Call, g.fence)
 }
 
-// sendAway waits until the waiting calls have noticed that the Locker is closing, for 100 ms at
+// awaitEmpty waits until the waiting calls have noticed that the Locker is closing, for 100 ms at
 // most: calls that leave before it is closed leave Redis's FIFO too.
-func (w *waiters) sendAway() {
+func (w *waiters) awaitEmpty() {
 	for range 100 {
 		w.mu.Lock()
 		n := w.waiting
@@ -327,7 +327,7 @@ func (w *waiters) askAgain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, q := range w.queues {
-		w.run(q, nil, q.AskAgain())
+		w.apply(q, nil, q.AskAgain())
 	}
 }
 
@@ -359,7 +359,7 @@ func (w *waiters) grantMessage(m store.Message, now time.Time) {
 	defer w.unlock()
 	if q := w.queueNamed(m); q != nil {
 		actions := q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: m.Fence, Wanted: m.Waiting, Room: m.Room}, m.Claim)
-		w.run(q, nil, actions)
+		w.apply(q, nil, actions)
 		for _, a := range actions {
 			if a.Kind == waitqueue.Give && a.Call.Of.(*waiter).grant != nil {
 				a.Call.Of.(*waiter).grant.waited = true
@@ -381,36 +381,36 @@ func (w *waiters) queueNamed(m store.Message) *queue {
 
 // withdraw lets the queue of an exclusive grant ask Redis itself: the grant will not be handed
 // over.
-func (w *waiters) withdraw(h *hold) {
+func (w *waiters) withdraw(g *grant) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil && q.Held() == h.fence {
-		w.run(q, nil, q.Lost(h.fence))
+	if q := w.queues[queueKey{g.key(), int(g.limit)}]; q != nil && q.Held() == g.fence {
+		w.apply(q, nil, q.Lost(g.fence))
 	}
 }
 
 // released hands the grant of a lease that was released over to the next call, if that is allowed:
 // hand over → else requeue. Otherwise it returns the token that goes to Redis along with the
 // release, and whether calls of other processes are known to wait.
-func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also store.Requeue, wanted, handedOver bool) {
-	if h.mode() != exclusive {
+func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (also store.Requeue, wanted, handedOver bool) {
+	if g.mode() != exclusive {
 		return also, false, false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.wanted.of(h) {
-		h.waiting.Store(true) // the message arrived when no call of this process waited
+	if w.wanted.of(g) {
+		g.waiting.Store(true) // the message arrived when no call of this process waited
 	}
-	q := w.queues[queueKey{h.key(), exclusive}]
+	q := w.queues[queueKey{g.key(), exclusive}]
 	if q == nil {
-		return also, h.waiting.Load(), false
+		return also, g.waiting.Load(), false
 	}
-	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
-	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {
-		held.TTL = h.ttl
+	held := waitqueue.Held{Fence: g.fence, Used: int(g.used), Age: g.since.Elapsed(now), Wanted: g.waiting.Load()}
+	if minHoldLeft <= 0 && !g.bounded() && !g.transferred.Load() && !w.reserved.of(q.key, now) {
+		held.TTL = g.ttl
 	}
 	r, actions := q.Released(now, held)
-	w.run(q, h, actions)
+	w.apply(q, g, actions)
 	also.Other, also.Fresh = r.Token, r.Fresh
 	if r.Waits != nil {
 		also.Mark, also.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
@@ -419,35 +419,35 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also sto
 }
 
 // releaseAnswered takes the reply to the release of a grant, which was sent at sent or later.
-func (w *waiters) releaseAnswered(h *hold, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
+func (w *waiters) releaseAnswered(g *grant, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
 	w.mu.Lock()
 	defer w.unlock()
-	if h.waited && err == nil && !h.transferred.Load() {
-		w.finished.add(h.token())
+	if g.waited && err == nil && !g.transferred.Load() {
+		w.finished.add(g.token())
 	}
-	q := w.queues[queueKey{h.key(), int(h.limit)}]
+	q := w.queues[queueKey{g.key(), int(g.limit)}]
 	if q == nil {
 		if also.Other == "" {
 			return
 		}
-		q = w.queueOf(h.key(), int(h.limit))
+		q = w.queueOf(g.key(), int(g.limit))
 	}
 	if also.Mark == store.NotQueued {
 		if also.Other != "" {
 			w.finished.add(also.Other)
 		}
-		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
+		w.apply(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
 		return
 	}
-	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))
+	w.apply(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))
 }
 
 // lost tells the queue that a grant has ended without a release.
-func (w *waiters) lost(h *hold) {
+func (w *waiters) lost(g *grant) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil {
-		w.run(q, nil, q.Lost(h.fence))
+	if q := w.queues[queueKey{g.key(), int(g.limit)}]; q != nil {
+		w.apply(q, nil, q.Lost(g.fence))
 	}
 }
 
@@ -456,7 +456,7 @@ func (w *waiters) ends(m store.Message, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if q := w.queueNamed(m); q != nil {
-		w.run(q, nil, q.Ends(now.Add(m.Left)))
+		w.apply(q, nil, q.Ends(now.Add(m.Left)))
 	}
 }
 
@@ -471,28 +471,28 @@ func (w *waiters) wantedBy(key string, fence int64) {
 	w.wanted.note(key, fence)
 }
 
-// rivals are the keys for which calls of other processes wait, with the first fence of the grant
+// contention are the keys for which calls of other processes wait, with the first fence of the grant
 // that they wait for.
-type rivals map[string]int64
+type contention map[string]int64
 
-// maxRivals bounds the map: grants that end without a release stay in it.
-const maxRivals = 1024
+// maxContended bounds the map: grants that end without a release stay in it.
+const maxContended = 1024
 
-func (r rivals) note(key string, fence int64) {
-	if len(r) >= maxRivals {
+func (r contention) note(key string, fence int64) {
+	if len(r) >= maxContended {
 		clear(r)
 	}
 	r[key] = fence
 }
 
 // of reports whether calls of other processes are known to wait for a grant that is being released.
-func (r rivals) of(h *hold) (wanted bool) {
+func (r contention) of(g *grant) (wanted bool) {
 	if len(r) > 0 {
-		key := h.key()
-		wanted = r[key] == h.fence
+		key := g.key()
+		wanted = r[key] == g.fence
 		delete(r, key)
 	}
-	return wanted || h.waiting.Load()
+	return wanted || g.waiting.Load()
 }
 
 // wait returns nil after d, or when the call is woken; ErrClosed when the Locker closes; and the

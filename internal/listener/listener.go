@@ -74,15 +74,15 @@ func (c Checker) Publish(ctx context.Context, channel string, message any) *redi
 
 // Send sends a command that publishes.
 func (c Checker) Send(ctx context.Context, args ...any) *redis.IntCmd {
-	cmd := once{redis.NewIntCmd(ctx, args...)}
+	cmd := noRetryCmd{redis.NewIntCmd(ctx, args...)}
 	_ = c.Process(ctx, cmd)
 	return cmd.IntCmd
 }
 
-type once struct{ *redis.IntCmd }
+type noRetryCmd struct{ *redis.IntCmd }
 
 // NoRetry tells go-redis not to send the command again.
-func (once) NoRetry() bool { return true }
+func (noRetryCmd) NoRetry() bool { return true }
 
 // FollowsSentinels reports whether the client's commands go to the primary that sentinels name.
 func FollowsSentinels(rdb any) bool {

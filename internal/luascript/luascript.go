@@ -54,21 +54,21 @@ func (s *Script) Args(args []any, keys int) []any { return append(args, "evalsha
 // Call is one call of a script, a [redis.Cmder].
 type Call struct {
 	*redis.Cmd
-	script *Script
-	once   bool
+	script  *Script
+	noRetry bool
 }
 
 // Call makes a call with arguments that [Script.Args] began; the call owns them from then on. With
-// once, go-redis does not send it again after its reply was lost.
-func (s *Script) Call(ctx context.Context, args []any, once bool) Call {
-	return s.CallIn(ctx, new(redis.Cmd), args, once)
+// noRetry, go-redis does not send it again after its reply was lost.
+func (s *Script) Call(ctx context.Context, args []any, noRetry bool) Call {
+	return s.CallIn(ctx, new(redis.Cmd), args, noRetry)
 }
 
 // CallIn is Call, but reuses cmd, which go-redis no longer needs: that saves an allocation.
-func (s *Script) CallIn(ctx context.Context, cmd *redis.Cmd, args []any, once bool) Call {
+func (s *Script) CallIn(ctx context.Context, cmd *redis.Cmd, args []any, noRetry bool) Call {
 	*cmd = *redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(3)
-	return Call{cmd, s, once}
+	return Call{cmd, s, noRetry}
 }
 
 // Prepare makes a call with at least one key.
@@ -81,11 +81,11 @@ func (s *Script) Prepare(ctx context.Context, keys []string, args ...any) Call {
 }
 
 // NoRetry tells go-redis whether to send the call again.
-func (c *Call) NoRetry() bool { return c.once }
+func (c *Call) NoRetry() bool { return c.noRetry }
 
 // cmder returns the call for go-redis: if it may be sent again, as go-redis's own type.
 func (c *Call) cmder() redis.Cmder {
-	if c.once {
+	if c.noRetry {
 		return c
 	}
 	return c.Cmd

@@ -111,14 +111,14 @@ func (b *batcher) send(batch []*command) {
 	b.sends()
 	failure := luascript.Pipeline(b.newFlight(batch), d.rdb, calls)
 	b.returns(failure)
-	again := b.toRepeat(batch)
+	again := b.toRetry(batch)
 	if len(again) == 0 && isUnreachable(failure) {
 		b.fail(failure)
 	}
-	repeated := len(again) > 0 && !d.life.Closed() && b.group.Add(again...) == nil // unless the node is down by now
+	retried := len(again) > 0 && !d.life.Closed() && b.group.Add(again...) == nil // unless the node is down by now
 	for _, c := range batch {
 		if len(again) > 0 && again[0] == c {
-			if again = again[1:]; repeated {
+			if again = again[1:]; retried {
 				continue // the command may have been recycled by now
 			}
 		}
@@ -130,20 +130,20 @@ func (b *batcher) send(batch []*command) {
 	}
 }
 
-// toRepeat pauses, and returns the commands of a batch that the node did not answer and that are to
+// toRetry pauses, and returns the commands of a batch that the node did not answer and that are to
 // be sent again.
-func (b *batcher) toRepeat(batch []*command) (again []*command) {
+func (b *batcher) toRetry(batch []*command) (again []*command) {
 	tries := 0
 	for _, c := range batch {
 		err := c.call.Err()
-		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.once || !MayHaveRun(err)) && !c.unwanted() {
+		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.noRetry || !MayHaveRun(err)) && !c.unwanted() {
 			c.tries++
 			tries = max(tries, c.tries)
 			again = append(again, c)
 		}
 	}
 	if len(again) > 0 {
-		timer := time.NewTimer(backoff.Spread(backoff.Exponential(tries, repeatPauseMin, repeatPauseMax)))
+		timer := time.NewTimer(backoff.Spread(backoff.Exponential(tries, retryPauseMin, retryPauseMax)))
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -154,12 +154,12 @@ func (b *batcher) toRepeat(batch []*command) (again []*command) {
 }
 
 // The pauses before a pipeline is sent again, as go-redis has them.
-const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
+const retryPauseMin, retryPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
 
 // exec sends one command by itself.
 func (b *batcher) exec(c *command) result {
 	b.sends()
-	call := c.sent(c.once)
+	call := c.sent(c.noRetry)
 	if c.publishes {
 		// Redis writes last to the client for which it had output first. With the PING that is this client, so
 		// the message is sent before the reply, and its receiver wakes up before this process.

@@ -17,7 +17,7 @@ import (
 type command struct {
 	script    *luascript.Script
 	record    string
-	once      bool // never to be sent again after a lost reply: the second reply would mean something else
+	noRetry   bool // never to be sent again after a lost reply: the second reply would mean something else
 	publishes bool // it publishes a message that another process waits for
 	ctx       callContext
 	args      []any
@@ -57,9 +57,9 @@ func newCommand() any {
 	return &command{args: make([]any, 0, 12), texts: make([]string, 0, 3), numbers: make([]int64, 0, 1), reply: make(chan result, 1), timer: timer}
 }
 
-func (d *deployment) command(ctx context.Context, s *luascript.Script, once bool, record string, args ...any) *command {
+func (d *deployment) command(ctx context.Context, s *luascript.Script, noRetry bool, record string, args ...any) *command {
 	c := d.commands.Get().(*command)
-	c.script, c.record, c.once = s, record, once
+	c.script, c.record, c.noRetry = s, record, noRetry
 	c.ctx.Context = ctx
 	if c.ctx.gone == nil {
 		c.ctx.gone = make(chan struct{})
@@ -107,7 +107,7 @@ func (d *deployment) deliver(c *command, r result) {
 		c.reply <- r
 		return
 	}
-	d.takeBack(c, r)
+	d.undo(c, r)
 }
 
 // abandon gives up waiting for a command that was submitted to b. What it does is undone when its
@@ -118,7 +118,7 @@ func (b *batcher) abandon(c *command) {
 		b.forget(c)
 		return
 	}
-	b.d.takeBack(c, <-c.reply)
+	b.d.undo(c, <-c.reply)
 }
 
 // unwanted reports whether no caller waits for the reply any more.
@@ -126,8 +126,8 @@ func (c *command) unwanted() bool {
 	return c.state.Load() == replyAbandoned || c.onReply != nil && c.ctx.Err() != nil
 }
 
-// takeBack undoes a command whose reply no caller takes.
-func (d *deployment) takeBack(c *command, r result) {
+// undo undoes a command whose reply no caller takes.
+func (d *deployment) undo(c *command, r result) {
 	switch {
 	case c.token == "" || c.fresh && Unsent(r.err) || (c.fresh || c.records != nil) && notSignedIn(r.err):
 	case c.records == nil:
@@ -144,8 +144,8 @@ func (d *deployment) takeBack(c *command, r result) {
 func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
 
 // sent returns the command as a call for go-redis to send; see [luascript.Script.Call].
-func (c *command) sent(once bool) *luascript.Call {
-	c.call = c.script.CallIn(&c.ctx, &c.cmd, c.args, once)
+func (c *command) sent(noRetry bool) *luascript.Call {
+	c.call = c.script.CallIn(&c.ctx, &c.cmd, c.args, noRetry)
 	return &c.call
 }
 

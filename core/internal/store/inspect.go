@@ -91,8 +91,8 @@ func (d *deployment) Unreserve(ctx context.Context, key string, stamp int64) (en
 	return val != int64(0), err
 }
 
-// admin runs a script for a caller that waits for it; see command for once.
-func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
+// admin runs a script for a caller that waits for it; see command for noRetry.
+func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, noRetry bool, args ...any) (any, error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Scr
 	if d.life.Closed() {
 		return nil, Closed(op, key)
 	}
-	cmd := d.command(ctx, s, once, RecordName(d.prefix, key), args...)
+	cmd := d.command(ctx, s, noRetry, RecordName(d.prefix, key), args...)
 	r, _, err := d.ask(ctx, op, cmd, adminTimeout, nil)
 	if err != nil {
 		return nil, err

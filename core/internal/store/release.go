@@ -39,8 +39,8 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 	cmd.addText(req.Token)
 	cmd.addNumber(req.Used)
 	cmd.add(req.Asked || req.Wanted)
-	if req.Stay > 0 || req.Other != "" {
-		cmd.args = append(cmd.args, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
+	if req.MinHoldLeft > 0 || req.Other != "" {
+		cmd.args = append(cmd.args, req.MinHoldLeft.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 	}
 	// Where there is no subscription PING may be forbidden; and a Cluster could send it to another node.
 	cmd.publishes = req.Wanted && d.single && d.Listening()
@@ -79,10 +79,10 @@ type cancellations struct {
 }
 
 type cancellation struct {
-	req   ReleaseRequest
-	stays time.Time        // until when the key is to stay held, if req.Stay is not zero
-	until time.Time        // when the grant has expired anyway
-	done  func(owned bool) // called when Redis has replied
+	req          ReleaseRequest
+	minHoldUntil time.Time        // until when the key is to stay held, if req.MinHoldLeft is not zero
+	until        time.Time        // when the grant has expired anyway
+	done         func(owned bool) // called when Redis has replied
 }
 
 const (
@@ -94,8 +94,8 @@ const (
 // send sends a cancellation. It does not block, and reports false when the Locker is closed.
 func (c *cancellations) send(one cancellation) bool {
 	d := c.d
-	if one.req.Stay > 0 {
-		one.req.Stay = max(time.Until(one.stays), 0)
+	if one.req.MinHoldLeft > 0 {
+		one.req.MinHoldLeft = max(time.Until(one.minHoldUntil), 0)
 	}
 	cmd := d.releaseCommand(context.Background(), one.req)
 	cmd.onReply = func(r result) {
@@ -144,5 +144,5 @@ func (c *cancellations) retry() {
 
 func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool {
 	now := time.Now()
-	return d.cancellations.send(cancellation{req, now.Add(req.Stay), now.Add(ttl), done})
+	return d.cancellations.send(cancellation{req, now.Add(req.MinHoldLeft), now.Add(ttl), done})
 }

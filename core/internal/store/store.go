@@ -216,7 +216,7 @@ type DowngradeRequest struct {
 type ReleaseRequest struct {
 	Record, Token string
 	Used          int64         // greatest fence used; zero: none
-	Stay          time.Duration // the rest of a MinHold: for how long the key stays held after the release
+	MinHoldLeft   time.Duration // the rest of a MinHold: for how long the key stays held after the release
 	Asked         bool          // another token has asked for the key, so its record is not thin
 	Wanted        bool          // calls of other processes wait for the message that the release publishes
 	Holder        Rekeyed       // whose token it is; nil: it has no other

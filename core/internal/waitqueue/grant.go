@@ -58,8 +58,8 @@ func (q *Queue) accept(now time.Time, g Grant) {
 		q.wake()
 		return
 	}
-	if q.asked == g.Token {
-		q.overtaken, q.asked = append(q.overtaken, overtaken{g.Token, g.Fence}), ""
+	if q.inFlight == g.Token {
+		q.overtaken, q.inFlight = append(q.overtaken, overtaken{g.Token, g.Fence}), ""
 	}
 	q.give(now, q.first, g)
 }

@@ -17,16 +17,16 @@ type Queue struct {
 	first, last *Call
 	n           int
 
-	held   int64 // the first fence of the exclusive grant that this process has; 0: none
-	wanted bool  // calls of other processes wait too
-	behind int64 // the greatest fence of a grant for which, by a message, calls of other processes wait
+	held           int64 // the first fence of the exclusive grant that this process has; 0: none
+	wanted         bool  // calls of other processes wait too
+	contendedFence int64 // the greatest fence of a grant for which, by a message, calls of other processes wait
 
 	token string // the queue's token in the key's FIFO, as far as is known; else ""
 	// When the latest request with token was sent, and the server's clock in ms in the reply: zero while
 	// there is none. A grant to token is newer than sent.
-	sent   time.Time
-	server int64
-	asked  string // the token of the request in flight; else ""
+	sent     time.Time
+	server   int64
+	inFlight string // the token of the request in flight; else ""
 	// Tokens that a message granted the key while their request was in flight: its reply is
 	// out of date.
 	overtaken []overtaken
@@ -70,7 +70,7 @@ func (q *Queue) Calls() iter.Seq[*Call] {
 
 // Empty reports whether the queue can be forgotten.
 func (q *Queue) Empty() bool {
-	return q.n == 0 && q.held == 0 && q.token == "" && q.asked == "" && q.admitting == 0 && len(q.overtaken) == 0
+	return q.n == 0 && q.held == 0 && q.token == "" && q.inFlight == "" && q.admitting == 0 && len(q.overtaken) == 0
 }
 
 // Informed is how many calls wait and know that the key is held.
@@ -167,7 +167,7 @@ func (q *Queue) close() {
 	if q.token == "" || q.held != 0 { // the release of the grant takes the token along
 		return
 	}
-	q.asked = "" // no call waits for the reply
+	q.inFlight = "" // no call waits for the reply
 	q.cancel(q.token)
 }
 

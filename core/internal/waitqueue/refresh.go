@@ -17,7 +17,7 @@ const (
 func (q *Queue) Refreshed(now time.Time, r *Refusal, f Failure) []Action {
 	q.begin()
 	switch {
-	case q.first == nil || q.token != r.Token || q.asked != "" || q.sent.After(r.Sent):
+	case q.first == nil || q.token != r.Token || q.inFlight != "" || q.sent.After(r.Sent):
 		return q.actions // the reply is out of date
 	case f.Err != nil && !f.Unsent:
 		q.failed(now, f)

@@ -8,9 +8,9 @@ const (
 	// For how long after it was granted, and how often, an exclusive grant is handed over
 	// within the process while calls of other processes wait. The bound on the number keeps a fast process from
 	// taking more than its share.
-	handOverWanted     = time.Millisecond
-	handOversWanted    = 256
-	handOverUnrivalled = MaxHandOver // the same while nobody is known to wait
+	handOverContended   = time.Millisecond
+	handOversContended  = 256
+	handOverUncontended = MaxHandOver // the same while nobody is known to wait
 	// MaxHandOver is the longest time after its grant at which an exclusive grant is handed
 	// over: the message that others wait for the key may have been lost.
 	MaxHandOver = 50 * time.Millisecond
@@ -40,7 +40,7 @@ type Release struct {
 // waits. Otherwise the caller releases it in Redis, as the Release says.
 func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action) {
 	q.begin()
-	r.Wanted = q.wanted || h.Wanted || q.behind >= h.Fence
+	r.Wanted = q.wanted || h.Wanted || q.contendedFence >= h.Fence
 	if c := q.first; q.mayHandOver(&h, r.Wanted) {
 		q.dequeue(c)
 		q.held = h.Fence
@@ -54,7 +54,7 @@ func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action)
 	switch {
 	case q.first == nil:
 		r.Token, q.token = q.token, ""
-	case q.asked == "" && q.Ordered: // else a request is in flight, or there is no FIFO
+	case q.inFlight == "" && q.Ordered: // else a request is in flight, or there is no FIFO
 		r.Fresh = q.ask(now)
 		r.Token, r.Waits = q.token, q.first
 	}
@@ -62,9 +62,9 @@ func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action)
 }
 
 func (q *Queue) mayHandOver(h *Held, wanted bool) bool {
-	longest, most := handOverUnrivalled, q.Fences-1
+	longest, most := handOverUncontended, q.Fences-1
 	if wanted {
-		longest, most = handOverWanted, min(handOversWanted, most)
+		longest, most = handOverContended, min(handOversContended, most)
 	}
 	return q.first != nil && h.TTL != 0 && q.first.HandOver == h.TTL && h.Used < most && h.Age <= longest
 }
@@ -121,4 +121,4 @@ func (q *Queue) Lost(fence int64) []Action {
 
 // Wanted records that calls of other processes wait for the grant with this first fence to end. The
 // message that says so can arrive before the grant.
-func (q *Queue) Wanted(fence int64) { q.behind = max(q.behind, fence) }
+func (q *Queue) Wanted(fence int64) { q.contendedFence = max(q.contendedFence, fence) }

@@ -72,7 +72,7 @@ type Action struct {
 type Kind uint8
 
 const (
-	// Wake wakes the call, which then calls Look.
+	// Wake wakes the call, which then calls Next.
 	Wake Kind = iota
 	// Give gives a new grant to the call, which has left the queue.
 	Give
@@ -84,12 +84,12 @@ const (
 	Admit
 )
 
-// View is what a call may do now.
-type View struct {
+// Step is what a call may do now.
+type Step struct {
 	Err      error         // it fails with this
 	Informed bool          // its policy may decide
 	Ask      bool          // it is to send the request; then one of Refused, Granted and Unanswered follows
-	AskIn    time.Duration // otherwise: after how long to call Look again; negative: it will be woken
+	AskIn    time.Duration // otherwise: after how long to call Next again; negative: it will be woken
 	Refresh  string        // a token to be refreshed in Redis; then Refreshed follows
-	Question Question
+	Request  Request
 }

@@ -50,7 +50,7 @@ for i, key in ipairs(KEYS) do
       its, what = string.match(mine, '^%d+ (%d+) (.*)$')
       if ends(mine) < now + lease then
         write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
-        stays = now + lease
+        needed_until = now + lease
         save()
       end
     end

@@ -36,25 +36,25 @@ if mine then
   local its, what = string.match(mine, '^%d+ (%d+) (.*)$')
   if ends(mine) < now + lease then
     write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
-    stays = now + lease
+    needed_until = now + lease
     save()
   end
   return {1, tonumber(its), others()}
 end
 
 sweep()
-local turn
+local served
 if parked > 0 then
-  turn = fits(limit(token))
+  served = fits(limit(token))
 else
-  turn = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
+  served = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
 end
-if turn then
+if served then
   leave(token)
   local its = grant(token, lease, ARGV[3])
   if parked > 0 and reserved > 0 then
     reserve(parked)
-    made = its
+    stamp = its
   end
   save()
   local more = others()

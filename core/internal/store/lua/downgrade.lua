@@ -24,7 +24,7 @@ local deadline, its, what = string.match(mine, '^(%d+) (%d+)(.*)$')
 fence = math.max(tonumber(ARGV[3]), tonumber(its)) -- the rest of the block is unused
 redis.call('HDEL', key, 'h:' .. token)
 write('h:' .. rekeyed, string.format('%s %s-%.0f%s', deadline, its, fence, what))
-last, stays = rekeyed, ends(mine)
+last, needed_until = rekeyed, ends(mine)
 serve('')
 save()
 return 1

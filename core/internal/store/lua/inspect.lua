@@ -59,6 +59,6 @@ for who, secret, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)(%.
     end
   end
 end
-local reserved, made = string.match(record[3] or '0 0', '^(%d+) (%d+)$')
+local reserved, stamp = string.match(record[3] or '0 0', '^(%d+) (%d+)$')
 reserved = tonumber(reserved or 0)
-return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(made or 0), 0}
+return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(stamp or 0), 0}

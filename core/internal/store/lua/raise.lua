@@ -18,17 +18,17 @@ its = tonumber(its)
 if its == want then
   return its
 end
-local spent
+local last_fence
 if string.sub(token, 1, 2) == '1:' then -- the stored fence is its own
   its = math.max(its, want)
-  spent = its + BLOCK - 1
+  last_fence = its + BLOCK - 1
 else
   its = math.max(fence + 1, want)
-  spent = its
+  last_fence = its
 end
 -- The record must not vanish before the clock has passed its fence. PEXPIRE comes
 -- first, since Redis runs it even when its memory is full.
-redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), math.floor(spent / 1000) + 1 - now, LEAST))
+redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), math.floor(last_fence / 1000) + 1 - now, LEAST))
 redis.call('HSET', key, 'fence', string.format('%.0f', its),
   'h:' .. token, string.format('%s %.0f%s', deadline, its, what))
 return its

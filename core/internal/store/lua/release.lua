@@ -17,8 +17,8 @@
 -- #include call.lua
 -- The common cases come first, before the functions that the others need, and take a fraction of the time: when Redis
 -- has been idle, everything that a script touches has to be loaded into the processor's caches.
-local used, stay, other, mark = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or ''
-local plain = stay == 0 and used > 0 and used < micros
+local used, min_hold, other, mark = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or ''
+local plain = min_hold == 0 and used > 0 and used < micros
 local text
 if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key meanwhile
   local its = 'pk2 ' .. token .. ' '
@@ -54,7 +54,7 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
     local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
     local here, more = true, waiting > 0 and 1 or 0
     -- #include grant.lua
-    if told then
+    if sent then
       redis.call('HSET', key, 'fence', fence, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. fence .. ' ' .. what)
       if mark == '' then
@@ -74,10 +74,10 @@ if foreign() then
 end
 local owned = mine and 1 or 0
 
-if mine and stay == 0 and limit(token) == 1 then -- the rest of the block is unused
+if mine and min_hold == 0 and limit(token) == 1 then -- the rest of the block is unused
   fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''
 end
-if mine and stay > 0 then
+if mine and min_hold > 0 then
   local rest = string.match(mine, ' .*$')
   local gone = token .. '0' -- a renewal that is under way must not find it
   redis.call('HDEL', key, 'h:' .. token)
@@ -85,8 +85,8 @@ if mine and stay > 0 then
     last = gone
   end
   -- Written at once: sweep counts what it finds, and a record of one holder has no count.
-  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + stay, rest))
-  stays, soonest = now + stay, math.min(soonest, now + stay)
+  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + min_hold, rest))
+  needed_until, soonest = now + min_hold, math.min(soonest, now + min_hold)
 elseif mine then
   redis.call('HDEL', key, 'h:' .. token)
   held = held - 1
@@ -111,7 +111,7 @@ end
 if serve(other) then
   its = grant(other, CLAIM, ARGV[7])
 end
-if mine and stay > 0 then
+if mine and min_hold > 0 then
   -- The waiters know a later end of the lease, and no release follows. If the first waiter is dead, the
   -- next one notices.
   local sent = 0
@@ -119,7 +119,7 @@ if mine and stay > 0 then
     if sent == 3 then
       break
     elseif m ~= '~' and e ~= other then
-      send(locker(e), string.format('ends %s %d', named(e), stay))
+      send(locker(e), string.format('ends %s %d', named(e), min_hold))
       sent = sent + 1
     end
   end

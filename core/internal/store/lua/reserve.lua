@@ -13,6 +13,6 @@ if foreign() then
 end
 sweep()
 reserve(tonumber(ARGV[2]))
-made = math.max(made + 1, following()) -- it is made anew, with a stamp of its own: an Unreserve that is under way leaves it
+stamp = math.max(stamp + 1, next_fence()) -- it is made anew, with a new stamp: an Unreserve that is in flight leaves it
 save()
-return made
+return stamp

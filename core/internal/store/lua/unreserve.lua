@@ -11,7 +11,7 @@
 if foreign() then
   return 1
 end
-if made > tonumber(ARGV[2]) then
+if stamp > tonumber(ARGV[2]) then
   return 0
 end
 if exists then

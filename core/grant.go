@@ -9,9 +9,9 @@ import (
 	"github.com/perkey-go/perkey/core/internal/store"
 )
 
-// hold is a key that Redis granted to this process. A lease is one call's use of it: a grant can be
+// grant is a key that Redis granted to this process. A lease is one call's use of it: a grant can be
 // handed over from lease to lease without Redis.
-type hold struct {
+type grant struct {
 	locker *Locker
 	record string // the key's name in Redis
 	// The parts of its token, as it was granted; see token and mode. The owner is
@@ -39,18 +39,18 @@ type hold struct {
 	lease *Lease // that uses it; nil while it is being handed over
 }
 
-// newHold makes the hold of a grant that came now and can be trusted until deadline.
-func (l *Locker) newHold(record, token string, limit int, fence int64, now, deadline time.Time, o *acquireOptions) *hold {
+// newGrant makes a grant that was made now and can be trusted until deadline.
+func (l *Locker) newGrant(record, token string, limit int, fence int64, now, deadline time.Time, o *acquireOptions) *grant {
 	owner, secret := store.SplitToken(token)
-	h := &hold{
+	g := &grant{
 		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,
 		since: schedule.InstantOf(now), ttl: o.ttl,
 	}
 	if owner != l.id {
-		h.owner = new(owner)
+		g.owner = new(owner)
 	}
 	if o.maxHold > 0 {
-		h.until = schedule.InstantOf(now.Add(o.maxHold))
+		g.until = schedule.InstantOf(now.Add(o.maxHold))
 		if last := now.Add(o.maxHold); deadline.After(last) { // another process's release granted it for a claim's length
 			deadline = last
 		}
@@ -59,25 +59,25 @@ func (l *Locker) newHold(record, token string, limit int, fence int64, now, dead
 	if first := deadline.Sub(now); o.maxHold == 0 || o.maxHold > first+first/10 {
 		renewAt = schedule.InstantOf(renewalTime(now, first))
 	}
-	h.Start(schedule.MomentOf(deadline), renewAt)
-	return h
+	g.Start(schedule.MomentOf(deadline), renewAt)
+	return g
 }
 
-func (h *hold) key() string { return store.KeyOf(h.locker.prefix, h.record) }
+func (g *grant) key() string { return store.KeyOf(g.locker.prefix, g.record) }
 
-func (h *hold) releaseRequest() store.ReleaseRequest {
-	return store.ReleaseRequest{Record: h.record, Token: h.token(), Used: h.lastFence(), Asked: h.waited || h.waiting.Load(), Holder: h}
+func (g *grant) releaseRequest() store.ReleaseRequest {
+	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Holder: g}
 }
 
 // extend renews the lease in Redis for a caller that waits for it.
-func (h *hold) extend(ctx context.Context, op string, ttl time.Duration) (owned bool, err error) {
-	token := h.token()
-	owned, _, err = h.locker.store.Extend(ctx, op, h.record, token, ttl)
+func (g *grant) extend(ctx context.Context, op string, ttl time.Duration) (owned bool, err error) {
+	token := g.token()
+	owned, _, err = g.locker.store.Extend(ctx, op, g.record, token, ttl)
 	if err != nil || owned {
 		return owned, err
 	}
-	if now, ok := h.Rekeyed(token); ok {
-		owned, _, err = h.locker.store.Extend(ctx, op, h.record, now, ttl)
+	if now, ok := g.Rekeyed(token); ok {
+		owned, _, err = g.locker.store.Extend(ctx, op, g.record, now, ttl)
 	}
 	return owned, err
 }
@@ -91,33 +91,33 @@ const (
 )
 
 // token is the grant's owner token in Redis, as far as is known.
-func (h *hold) token() string { return string(h.appendToken(make([]byte, 0, store.TokenRoom))) }
+func (g *grant) token() string { return string(g.appendToken(make([]byte, 0, store.TokenRoom))) }
 
-func (h *hold) appendToken(b []byte) []byte {
-	limit := int(h.limit)
-	if h.downgrade.Load() == downgraded {
+func (g *grant) appendToken(b []byte) []byte {
+	limit := int(g.limit)
+	if g.downgrade.Load() == downgraded {
 		limit = shared
 	}
-	return store.AppendToken(b, limit, *h.owner, h.secret)
+	return store.AppendToken(b, limit, *g.owner, g.secret)
 }
 
 // mode is how many may hold the key together with the grant, at worst.
-func (h *hold) mode() int {
-	if h.downgrade.Load() != notDowngraded {
+func (g *grant) mode() int {
+	if g.downgrade.Load() != notDowngraded {
 		return shared
 	}
-	return int(h.limit)
+	return int(g.limit)
 }
 
 // Rekeyed implements [store.Rekeyed]. It counts a downgrade that is still in flight as done.
-func (h *hold) Rekeyed(from string) (token string, ok bool) {
-	h.downgrade.CompareAndSwap(downgrading, downgraded)
-	token = h.token()
+func (g *grant) Rekeyed(from string) (token string, ok bool) {
+	g.downgrade.CompareAndSwap(downgrading, downgraded)
+	token = g.token()
 	return token, token != from
 }
 
 // lastFence is the fence of the present lease.
-func (h *hold) lastFence() int64 { return h.fence + int64(h.used) }
+func (g *grant) lastFence() int64 { return g.fence + int64(g.used) }
 
 // bounded reports whether the grant is for one lease only: it has a MaxHold.
-func (h *hold) bounded() bool { return h.until != 0 }
+func (g *grant) bounded() bool { return g.until != 0 }

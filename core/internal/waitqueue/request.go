@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Question asks Redis for the key.
-type Question struct {
+// Request asks Redis for the key.
+type Request struct {
 	Token   string
 	Fresh   bool // the token was made for this request
 	Sent    time.Time
@@ -33,16 +33,16 @@ type Failure struct {
 	Local  bool  // it says nothing about Redis: only the call that asked fails
 }
 
-// Look returns what a call may do now: its policy may decide, or it is to ask Redis, or to wait.
+// Next returns what a call may do now: its policy may decide, or it is to ask Redis, or to wait.
 // Only the first call asks, with one request at a time, and not while this process holds the key
 // exclusively: then the release hands it over.
-func (q *Queue) Look(now time.Time, c *Call) (v View) {
+func (q *Queue) Next(now time.Time, c *Call) (v Step) {
 	v.Informed = c.informed
 	switch {
 	case !c.informed && c.err != nil:
 		v.Err = c.err
 		return v
-	case q.first != c || q.held != 0 || q.asked != "":
+	case q.first != c || q.held != 0 || q.inFlight != "":
 		v.AskIn = -1
 		return v
 	}
@@ -63,12 +63,12 @@ func (q *Queue) Look(now time.Time, c *Call) (v View) {
 	if v.AskIn = askAt.Sub(now); v.AskIn > 0 {
 		return v
 	}
-	v.Ask, v.Question.Fresh = true, q.ask(now)
+	v.Ask, v.Request.Fresh = true, q.ask(now)
 	if q.silent.IsZero() {
 		q.silent = now
 	}
-	v.Question.Token, v.Question.Sent = q.token, now
-	v.Question.Timeout = max(c.Timeout-now.Sub(q.silent), time.Millisecond)
+	v.Request.Token, v.Request.Sent = q.token, now
+	v.Request.Timeout = max(c.Timeout-now.Sub(q.silent), time.Millisecond)
 	return v
 }
 
@@ -97,7 +97,7 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 
 // Unanswered records that a request has no reply, or that no call waits for it. If it was sent, its
 // reply goes to Orphaned.
-func (q *Queue) Unanswered(now time.Time, u *Question, f Failure) []Action {
+func (q *Queue) Unanswered(now time.Time, u *Request, f Failure) []Action {
 	q.begin()
 	q.done(u.Token, nil)
 	if f.Err != nil {
@@ -131,15 +131,15 @@ func (q *Queue) ask(now time.Time) (fresh bool) {
 		q.token, fresh = q.NewToken(q.Limit), true
 		q.sent, q.server = now, 0
 	}
-	q.asked = q.token
+	q.inFlight = q.token
 	return fresh
 }
 
 // done ends the request of a token, which c sent if that is not nil. The call that is the first by
 // now may ask.
 func (q *Queue) done(token string, c *Call) {
-	if q.asked == token {
-		q.asked = ""
+	if q.inFlight == token {
+		q.inFlight = ""
 	}
 	if q.first != c {
 		q.wake()
