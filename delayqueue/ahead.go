@@ -29,15 +29,15 @@ func (p *pace) quick() bool { return p.mean.Load() < int64(quickHandler) }
 // ran records how long a handler took.
 func (w *Worker) ran(took time.Duration) {
 	if w.pace.note(took) {
-		w.claimAgain()
+		w.fetchMore()
 	}
 }
 
-// claimAgain has the claimers see that more may be claimed than before.
-func (w *Worker) claimAgain() {
-	for _, c := range *w.claimers.Load() {
+// fetchMore has the fetchers see that more may be claimed than before.
+func (w *Worker) fetchMore() {
+	for _, c := range *w.fetchers.Load() {
 		select {
-		case c.lookAgain <- struct{}{}:
+		case c.moreSlots <- struct{}{}:
 		default:
 		}
 	}
@@ -60,7 +60,7 @@ func (w *Worker) mayRun(c *claim) bool {
 		w.suspects.Add(1)
 	}
 	switch {
-	case !w.hasPlace(c):
+	case !w.takeRunSlot(c):
 		return false
 	case w.queue.runsAlone(c.message):
 		return w.isAlone(c)
@@ -115,8 +115,8 @@ func (w *Worker) waitUntil(c *claim, holds func() bool) bool {
 	return true
 }
 
-// hasPlace waits for a place among the messages that run.
-func (w *Worker) hasPlace(c *claim) bool {
+// takeRunSlot waits for a place among the messages that run.
+func (w *Worker) takeRunSlot(c *claim) bool {
 	select {
 	case w.running <- struct{}{}:
 		c.runs = true
@@ -135,8 +135,8 @@ func (w *Worker) hasPlace(c *claim) bool {
 	return c.runs
 }
 
-// noPlace is the outcome of a message that may not be run.
-func (w *Worker) noPlace() outcome {
+// noRunSlot is the outcome of a message that may not be run.
+func (w *Worker) noRunSlot() outcome {
 	v := outcome{kind: OutcomeReturned, err: errNoSlot, last: true}
 	if w.isStopping() {
 		v.err = ErrStopped
@@ -144,8 +144,8 @@ func (w *Worker) noPlace() outcome {
 	return v
 }
 
-// hasRun lets another message run.
-func (w *Worker) hasRun(c *claim) {
+// freeRunSlot lets another message run.
+func (w *Worker) freeRunSlot(c *claim) {
 	if c.suspect {
 		c.suspect = false
 		w.suspects.Add(-1)
@@ -153,7 +153,7 @@ func (w *Worker) hasRun(c *claim) {
 	if c.alone {
 		c.alone = false
 		<-w.alone
-		w.claimAgain()
+		w.fetchMore()
 	}
 	if c.runs {
 		c.runs = false

@@ -31,16 +31,16 @@ const (
 	movingMost   = 250 * time.Millisecond // while Redis answers that a slot is being moved
 )
 
-// claimer fetches the messages of one partition until its Worker is stopped: wait for free slots →
+// fetcher fetches the messages of one partition until its Worker is stopped: wait for free slots →
 // claim as many messages → run them. It never claims more than there are free slots: what is
 // claimed too early wastes its lease and keeps other workers from it. While handlers are quick
 // there are more slots than messages that run.
-type claimer struct {
+type fetcher struct {
 	*Worker
 	partition *partition
 	wake      chan struct{} // holds one: look at the partition
 	freed     chan string   // its keys that were announced to be free
-	lookAgain chan struct{} // holds one: more may be claimed than before
+	moreSlots chan struct{} // holds one: more may be claimed than before
 	timer     *time.Timer
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
@@ -53,8 +53,8 @@ type claimer struct {
 	returns   *returns // those that are handed back next, or nil
 }
 
-func (w *claimer) run() {
-	// The claims of a claimer are numbered: one that comes to Redis after a later one takes nothing.
+func (w *fetcher) run() {
+	// The claims of a fetcher are numbered: one that comes to Redis after a later one takes nothing.
 	session, number, token := ident.Random(8), 0, ""
 	failures, unanswered := 0, 0 // in a row
 	defer func() {
@@ -132,7 +132,7 @@ func (w *claimer) run() {
 // ask claims up to want messages for the n slots that were taken, and answers how many of the
 // slots are left: after a while they are freed, for the other partitions, and the answer
 // is waited for without them.
-func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) {
+func (w *fetcher) ask(token string, n, want int) (b batch, left int, err error) {
 	if n == 0 {
 		token = "" // nothing is to be taken, nor what an earlier call took
 	}
@@ -147,7 +147,7 @@ func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) 
 
 // beginAll runs what was claimed by a command sent at sent, and frees the slots that are
 // not needed.
-func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
+func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 	claims := make([]*claim, len(b.messages))
 	for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a slot
 		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
@@ -162,7 +162,7 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
 		if used++; used <= slots || !w.foreignOnly && w.takeSlot() {
 			w.begin(c)
 		} else { // with foreignOnly it was to be handed back too
-			w.handlers.Go(func() { w.settle(c, w.noPlace()) })
+			w.handlers.Go(func() { w.settle(c, w.noRunSlot()) })
 		}
 	}
 	w.freeSlots(max(0, slots-used))
@@ -172,7 +172,7 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
 }
 
 // giveBack settles what a claim may have taken whose reply was lost before Stop.
-func (w *claimer) giveBack(token string) {
+func (w *fetcher) giveBack(token string) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	sent := time.Now()
@@ -189,7 +189,7 @@ func (w *claimer) giveBack(token string) {
 // takeSlots waits for a free slot, and takes what others are free, as many as a claim
 // may bring. While none is free it returns 0 each second: a claim also gives back what
 // dead workers held.
-func (w *claimer) takeSlots() (n int) {
+func (w *fetcher) takeSlots() (n int) {
 	w.timer.Reset(pollBusy)
 	for n == 0 {
 		select {
@@ -197,7 +197,7 @@ func (w *claimer) takeSlots() (n int) {
 			n = 1
 		case w.slotsAhead() <- struct{}{}:
 			n = 1
-		case <-w.lookAgain:
+		case <-w.moreSlots:
 		case <-w.timer.C:
 			return 0
 		case <-w.stopping:
@@ -261,7 +261,7 @@ func (w *Worker) freeSlots(n int) {
 }
 
 // pause waits for d, for Stop, and if it may be woken for an announcement.
-func (w *claimer) pause(d time.Duration, wakeable bool) {
+func (w *fetcher) pause(d time.Duration, wakeable bool) {
 	wake := w.wake
 	if !wakeable {
 		wake = nil
@@ -288,11 +288,11 @@ func (w *Worker) report(b batch) {
 	})
 }
 
-// claimerOf returns the claimer of a partition.
-func (w *Worker) claimerOf(p *partition) *claimer {
-	find := func() *claimer {
-		all := *w.claimers.Load()
-		if i := slices.IndexFunc(all, func(c *claimer) bool { return c.partition == p }); i >= 0 {
+// fetcherOf returns the fetcher of a partition.
+func (w *Worker) fetcherOf(p *partition) *fetcher {
+	find := func() *fetcher {
+		all := *w.fetchers.Load()
+		if i := slices.IndexFunc(all, func(c *fetcher) bool { return c.partition == p }); i >= 0 {
 			return all[i]
 		}
 		return nil
@@ -300,23 +300,23 @@ func (w *Worker) claimerOf(p *partition) *claimer {
 	if c := find(); c != nil {
 		return c
 	}
-	w.claimersMu.Lock()
-	defer w.claimersMu.Unlock()
+	w.fetchersMu.Lock()
+	defer w.fetchersMu.Unlock()
 	c := find()
 	if c == nil {
-		c = &claimer{
+		c = &fetcher{
 			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements), lookAgain: make(chan struct{}, 1),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements), moreSlots: make(chan struct{}, 1),
 		}
 		p.workers.Store(max(p.workers.Load(), int64(w.concurrency)))
-		all := append(slices.Clip(*w.claimers.Load()), c)
-		w.claimers.Store(&all)
+		all := append(slices.Clip(*w.fetchers.Load()), c)
+		w.fetchers.Store(&all)
 	}
 	return c
 }
 
-// lookSoon has the partition looked at soon.
-func (w *claimer) lookSoon() {
+// wakeSoon wakes the fetcher.
+func (w *fetcher) wakeSoon() {
 	select {
 	case w.wake <- struct{}{}:
 	default:

@@ -152,7 +152,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			begun := make(chan struct{})
 			go func() {
 				defer close(begun)
-				w.claimerOf(q.partitions[0]).beginAll(b, "token", time.Now(), 0)
+				w.fetcherOf(q.partitions[0]).beginAll(b, "token", time.Now(), 0)
 			}()
 			select {
 			case <-begun:

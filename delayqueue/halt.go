@@ -14,8 +14,8 @@ const (
 	HaltKey
 )
 
-// haltLetters are what the scripts are told of it.
-var haltLetters = [...]string{HaltNothing: "-", HaltParked: "p", HaltKey: "k"}
+// haltCodes are what the scripts are told of it.
+var haltCodes = [...]string{HaltNothing: "-", HaltParked: "p", HaltKey: "k"}
 
 // WithHaltOnDeath sets what a dead letter halts. With [HaltParked] or [HaltKey] the other messages
 // of its key, queued and new ones, wait until the dead letter is redriven or purged, or its

@@ -110,7 +110,7 @@ type returns struct {
 
 // handBack hands a claimed message back if this Worker is known not to run it, soon and
 // without a lock. It reports false if it is not known.
-func (w *claimer) handBack(c *claim) bool {
+func (w *fetcher) handBack(c *claim) bool {
 	why := cmp.Or(w.foreign.why(c.message), w.queue.sealer.cannotOpen(c.message))
 	if why == nil {
 		why = w.checked(c.message)
@@ -154,7 +154,7 @@ func (w *Worker) checked(m Message) (err error) {
 }
 
 // sendReturns hands messages back when the batch is full, or after handBackWait.
-func (w *claimer) sendReturns(r *returns) {
+func (w *fetcher) sendReturns(r *returns) {
 	timer := time.NewTimer(handBackWait)
 	defer timer.Stop()
 	select {

@@ -60,14 +60,14 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 		at := places[limit-1]
 		next = base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d %s", at.partition.generation, at.place))
 	}
-	pipe, looks := q.rdb.Pipeline(), make([]*look, len(places))
+	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
 	for i, at := range places {
 		id, _ := splitPlace(at.place)
-		looks[i] = at.partition.lookAt(ctx, pipe, id, false)
-		looks[i].entry(ctx, pipe, at.partition, key)
+		lookups[i] = at.partition.lookUp(ctx, pipe, id, false)
+		lookups[i].entry(ctx, pipe, at.partition, key)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, l := range looks {
+	for i, l := range lookups {
 		if err := l.err(); err != nil {
 			return nil, "", redisError(ctx, "line", err)
 		}
@@ -78,8 +78,8 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	return line, next, nil
 }
 
-// linePlace is the place of a message in its key's FIFO.
-type linePlace struct {
+// fifoPlace is the place of a message in its key's FIFO.
+type fifoPlace struct {
 	partition *partition
 	place     string
 	position  int64
@@ -87,7 +87,7 @@ type linePlace struct {
 
 // line reads at most n places of a key, after one in the partition of a generation; what is in
 // older ones runs before.
-func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []linePlace, err error) {
+func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []fifoPlace, err error) {
 	parts := m.of(key, "")
 	pipe := parts[0].queue.rdb.Pipeline()
 	all, before, found := make([]*redis.IntCmd, len(parts)), make([]*redis.IntCmd, len(parts)), make([]*redis.StringSliceCmd, len(parts))
@@ -98,9 +98,9 @@ func (m *manifest) line(ctx context.Context, key string, from int, last string, 
 		} else if p.generation < from {
 			after = key + "\v" // all of it
 		}
-		all[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "("+key+"\n~")
-		before[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "["+after)
-		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
+		all[i] = pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "("+key+"\n~")
+		before[i] = pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "["+after)
+		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, redisError(ctx, "line", err)
@@ -108,7 +108,7 @@ func (m *manifest) line(ctx context.Context, key string, from int, last string, 
 	older := int64(0)
 	for i, p := range parts {
 		for j, place := range found[i].Val() {
-			at := linePlace{p, place, older + before[i].Val() + int64(j) + 1}
+			at := fifoPlace{p, place, older + before[i].Val() + int64(j) + 1}
 			if place >= key+"\n~" { // delayed, or quiet
 				at.position = 0
 			}

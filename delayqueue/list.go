@@ -78,7 +78,7 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 		places = places[:limit]
 		next = places[limit-1].cursor(state)
 	}
-	all, err := q.look(ctx, "list", state, places)
+	all, err := q.lookUpAll(ctx, "list", state, places)
 	if err != nil {
 		return nil, "", err
 	}
@@ -100,7 +100,7 @@ func (q *Queue) paged(ctx context.Context, op, cursor string) (*manifest, error)
 
 // listed are the sorted sets that together have all messages of a state.
 var listed = map[State][]int{
-	StateQueued: {keyWaiting, keyLines}, StateRunning: {keyRunning}, StateDead: {keyDead},
+	StateQueued: {keyWaiting, keyFIFOs}, StateRunning: {keyRunning}, StateDead: {keyDead},
 }
 
 // position is where an entry is, or was, in one of these sets.
@@ -173,7 +173,7 @@ func (q *Queue) places(ctx context.Context, op string, parts []*partition, state
 				return nil, now, err
 			}
 			for _, at := range some {
-				if set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyLines
+				if set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyFIFOs
 					all = append(all, at)
 				}
 			}
@@ -221,26 +221,26 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int
 	return places, last, last != nil, now, nil
 }
 
-// look reads the messages at places of a state. One that is not in that state has none, and
+// lookUpAll reads the messages at places of a state. One that is not in that state has none, and
 // only its ID.
-func (q *Queue) look(ctx context.Context, op string, state State, places []place) ([]Entry, error) {
+func (q *Queue) lookUpAll(ctx context.Context, op string, state State, places []place) ([]Entry, error) {
 	if len(places) == 0 {
 		return nil, nil
 	}
-	pipe, looks := q.rdb.Pipeline(), make([]*look, len(places))
+	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
 	for i, at := range places {
 		id, key := at.message()
-		looks[i] = at.partition.lookAt(ctx, pipe, id, false)
-		looks[i].entry(ctx, pipe, at.partition, key)
+		lookups[i] = at.partition.lookUp(ctx, pipe, id, false)
+		lookups[i].entry(ctx, pipe, at.partition, key)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	entries := make([]Entry, len(places))
 	for i, at := range places {
 		id, key := at.message()
-		if err := looks[i].err(); err != nil {
+		if err := lookups[i].err(); err != nil {
 			return nil, redisError(ctx, op, err)
 		}
-		e := q.entry(looks[i])
+		e := q.entry(lookups[i])
 		if e.State != state || at.set != keyDead && e.Key != key {
 			e = Entry{Status: Status{ID: id}}
 		}
@@ -254,7 +254,7 @@ func (at place) message() (id, key string) {
 	switch at.set {
 	case keyDead:
 		return at.member, ""
-	case keyLines:
+	case keyFIFOs:
 		return splitPlace(at.member)
 	default:
 		id, key, _ = strings.Cut(at.member, " ")

@@ -79,7 +79,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		after = &position{set: keyDead, score: fmt.Sprintf("%.1f", float64(f.DiedFrom.UnixMilli())-0.5)}
 	}
 	if state == StateQueued && f.Key != "" {
-		after = &position{set: keyLines, score: "0", member: f.Key + "\n"}
+		after = &position{set: keyFIFOs, score: "0", member: f.Key + "\n"}
 	}
 	for {
 		sent := time.Now()
@@ -98,7 +98,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 				read = 0
 			}
 		}
-		entries, err := q.look(ctx, op, state, places)
+		entries, err := q.lookUpAll(ctx, op, state, places)
 		if err != nil {
 			return err
 		}
@@ -125,10 +125,10 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 
 // letters are dead letters as they were seen, so that none is meant that was redriven
 // since, and has died again.
-func letters(batch []Entry) []letter {
-	seen := make([]letter, len(batch))
+func deadLetters(batch []Entry) []deadLetter {
+	seen := make([]deadLetter, len(batch))
 	for i, e := range batch {
-		seen[i] = letter{id: e.ID, died: "-"} // never: it was no dead letter
+		seen[i] = deadLetter{id: e.ID, died: "-"} // never: it was no dead letter
 		if e.State == StateDead && e.EndedAt.IsZero() {
 			seen[i].died = ""
 		} else if e.State == StateDead {

@@ -90,7 +90,7 @@ func (w *Worker) classifyLock(c *claim, err error) outcome {
 	switch {
 	case errors.As(err, &conflict):
 		// The release of the key is announced, and the wake that follows makes
-		// the message due: see passOn. The delay is for announcements that are
+		// the message due: see wakeReleased. The delay is for announcements that are
 		// lost, and for a holder that dies: its lease ends without one.
 		delay := w.conflictDelay(c)
 		if conflict.Remaining > 0 {

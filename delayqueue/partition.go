@@ -62,10 +62,10 @@ const (
 	keyWaiting
 	keyRunning
 	keyAttempts
-	keyLines
+	keyFIFOs
 	keyCounts
 	keyDead
-	keyLetters
+	keyDeadLetters
 	keyEmptied
 	keyReceipts
 	keyEnded // and the next buckets-1

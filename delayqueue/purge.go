@@ -12,7 +12,7 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 		return err
 	}
 	if s.State == StateDead {
-		purged, err := p.purge(ctx, letter{id: id})
+		purged, err := p.purge(ctx, deadLetter{id: id})
 		if err != nil || purged[0] {
 			return err
 		}
@@ -34,7 +34,7 @@ func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
 	// What is no dead letter, but has the place of one, is given for purge.lua to tidy up.
 	match := func(e Entry) bool { return e.State != StateDead || f.matches(e) }
 	err = q.scan(ctx, "purge", StateDead, f, match, func(p *partition, batch []Entry) error {
-		purged, err := p.purge(ctx, letters(batch)...)
+		purged, err := p.purge(ctx, deadLetters(batch)...)
 		for i, is := range purged {
 			if is && batch[i].State == StateDead {
 				n++

@@ -14,22 +14,22 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// look is a lookup of one message in one partition: the commands of a pipeline.
-type look struct {
-	id                       string
-	attempts, record, letter *redis.StringCmd
-	ended                    [buckets]*redis.StringCmd // nil: not asked
-	due, claimEnds           *redis.FloatCmd           // nil: not asked
+// lookup is that of one message in one partition: the commands of a pipeline.
+type lookup struct {
+	id                           string
+	attempts, record, deadLetter *redis.StringCmd
+	ended                        [buckets]*redis.StringCmd // nil: not asked
+	due, claimEnds               *redis.FloatCmd           // nil: not asked
 }
 
-// lookAt adds the lookup of a message to a pipeline. The order of the commands matters, since the
+// lookUp adds the lookup of a message to a pipeline. The order of the commands matters, since the
 // message may move on meanwhile: if it is not in one place any more, it is in a later one.
-func (p *partition) lookAt(ctx context.Context, pipe redis.Pipeliner, id string, ended bool) *look {
-	l := &look{
-		id:       id,
-		attempts: pipe.HGet(ctx, p.keys[keyAttempts], id),
-		record:   pipe.HGet(ctx, p.keys[keyMessages], id),
-		letter:   pipe.HGet(ctx, p.keys[keyLetters], id),
+func (p *partition) lookUp(ctx context.Context, pipe redis.Pipeliner, id string, ended bool) *lookup {
+	l := &lookup{
+		id:         id,
+		attempts:   pipe.HGet(ctx, p.keys[keyAttempts], id),
+		record:     pipe.HGet(ctx, p.keys[keyMessages], id),
+		deadLetter: pipe.HGet(ctx, p.keys[keyDeadLetters], id),
 	}
 	if ended {
 		for i := range l.ended {
@@ -40,14 +40,14 @@ func (p *partition) lookAt(ctx context.Context, pipe redis.Pipeliner, id string,
 }
 
 // entry adds the commands for what an Entry has beside a Status.
-func (l *look) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
+func (l *lookup) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
 	l.due = pipe.ZScore(ctx, p.keys[keyWaiting], memberOf(l.id, key))
 	l.claimEnds = pipe.ZScore(ctx, p.keys[keyRunning], memberOf(l.id, key))
 }
 
 // err is why Redis did not reply, or nil.
-func (l *look) err() error {
-	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.letter}, l.ended[:]...) {
+func (l *lookup) err() error {
+	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.deadLetter}, l.ended[:]...) {
 		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) {
 			continue
 		}
@@ -64,11 +64,11 @@ type stored struct {
 }
 
 // read reads a message. State is empty if there is none.
-func (l *look) read() (s stored) {
+func (l *lookup) read() (s stored) {
 	r, ok := readRecord(l.record.Val())
 	s.record = r
-	if letter := l.letter.Val(); letter != "" {
-		if s.ending, ok = readEnding(l.id, letter); !ok {
+	if deadLetter := l.deadLetter.Val(); deadLetter != "" {
+		if s.ending, ok = readEnding(l.id, deadLetter); !ok {
 			s.Status = Status{ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateDead}
 		}
 		return s
@@ -130,17 +130,17 @@ func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, er
 // nil: before a message can be in a newer partition, all current ones are closed.
 func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p, closed *partition, err error) {
 	parts := m.partitions
-	looks, closings := make([]*look, len(parts)), make([]*redis.StringCmd, len(parts))
+	lookups, closings := make([]*lookup, len(parts)), make([]*redis.StringCmd, len(parts))
 	pipe := q.rdb.Pipeline()
 	for i, p := range parts {
-		looks[i] = p.lookAt(ctx, pipe, id, true)
+		lookups[i] = p.lookUp(ctx, pipe, id, true)
 		if p.generation == m.current().number { // after the look: it may be carried over from here
 			closings[i] = pipe.HGet(ctx, p.keys[keyCounts], "closed")
 		}
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	var failed error      // a partition that is down does not hide what others have
-	for i, l := range slices.Backward(looks) {
+	for i, l := range slices.Backward(lookups) {
 		if s := l.read(); s.State != "" {
 			s.Cause = q.cause(s.Status)
 			q.age(ctx, &s)
@@ -256,7 +256,7 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 			return Entry{}, err
 		}
 		pipe := q.rdb.Pipeline()
-		l := p.lookAt(ctx, pipe, id, true)
+		l := p.lookUp(ctx, pipe, id, true)
 		l.entry(ctx, pipe, p, s.Key)
 		_, _ = pipe.Exec(ctx) // each command has its own error
 		if err := l.err(); err != nil {
@@ -273,7 +273,7 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 }
 
 // entry reads a message that was looked at, with what an Entry has beside a Status.
-func (q *Queue) entry(l *look) Entry {
+func (q *Queue) entry(l *lookup) Entry {
 	s := l.read()
 	e := Entry{Status: s.Status, EndedAt: s.ended, ResultSize: s.resultSize}
 	e.Cause = q.cause(e.Status)

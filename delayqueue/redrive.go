@@ -29,7 +29,7 @@ func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) er
 	if s.State != StateDead {
 		return q.notDead("redrive", id, s.State)
 	}
-	words, err := p.redrive(ctx, maxAge, letter{id: id})
+	words, err := p.redrive(ctx, maxAge, deadLetter{id: id})
 	if err != nil || words[0] == wordRedriven {
 		return err
 	}
@@ -124,7 +124,7 @@ func (q *Queue) RedriveAll(ctx context.Context, f Filter, o RedriveOptions) (n i
 					return err
 				}
 			}
-			words, err := p.redrive(ctx, maxAge, letters(batch[:size])...)
+			words, err := p.redrive(ctx, maxAge, deadLetters(batch[:size])...)
 			if err != nil {
 				return err
 			}

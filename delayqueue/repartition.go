@@ -270,11 +270,11 @@ func (p *partition) joinedLate(m Message) bool {
 
 // noteClosed records that the partition is closed, and since which number, as scripts report it
 // after the time.
-func (p *partition) noteClosed(told string) {
+func (p *partition) noteClosed(reply string) {
 	if p.closed.Load() != nil {
 		return
 	}
-	if f := strings.Fields(told); len(f) == 3 {
+	if f := strings.Fields(reply); len(f) == 3 {
 		p.closed.Store(&f[1])
 	}
 }

@@ -22,11 +22,11 @@ const (
 // claim of that message, if there is one. While Redis does not reply it tries again, until the
 // claim or the time of Stop is over.
 func (w *Worker) settle(c *claim, v outcome) (next *claim) {
-	w.hasRun(c)
+	w.freeRunSlot(c)
 	w.claims.settle(c)
 	full := len(w.ahead) > 0 && !w.claimsAhead() || len(w.alone) > 0 // more was claimed than is to be now
 	// Where there are several partitions, each has a slot for a while only.
-	leaves := len(*w.claimers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	leaves := len(*w.fetchers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !full && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
 	} else {
@@ -67,7 +67,7 @@ func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 		v.kind = OutcomeExpired
 	}
 	if s.settled.anyDue {
-		w.look(c.partition.base) // without waiting for our own announcement
+		w.wakeFetchers(c.partition.base) // without waiting for our own announcement
 	}
 	if s.settled.next != nil {
 		next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))

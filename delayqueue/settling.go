@@ -38,7 +38,7 @@ type settled struct {
 	sent    time.Time
 }
 
-var settleLetters = map[Outcome]string{
+var settleCodes = map[Outcome]string{
 	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "b", OutcomeReturned: "b",
 }
 
@@ -94,7 +94,7 @@ func (p *partition) settle(batch []*settling) {
 // settleArgs appends what settle.lua is told of one claim.
 func (p *partition) settleArgs(args []any, s *settling) []any {
 	m, v := s.claim.message, s.outcome
-	how := settleLetters[v.kind]
+	how := settleCodes[v.kind]
 	switch {
 	case v.foreign:
 		how = "h"
@@ -103,7 +103,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	case s.expires:
 		how = "E"
 	case how == "x":
-		how += haltLetters[p.queue.halt]
+		how += haltCodes[p.queue.halt]
 	case (v.later || how == "b") && v.awaitsKey:
 		how = "bw"
 	case v.later:

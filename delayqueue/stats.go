@@ -91,8 +91,8 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		return luascript.ErrReply
 	}
 	now, first := number(reply[0]), number(reply[6])
-	all, letters, running, dead, due, halted := number(reply[1]), number(reply[2]), number(reply[3]), number(reply[4]), number(reply[5]), number(reply[7])
-	s.Queued += max(0, all-letters-running)
+	all, deadLetters, running, dead, due, halted := number(reply[1]), number(reply[2]), number(reply[3]), number(reply[4]), number(reply[5]), number(reply[7])
+	s.Queued += max(0, all-deadLetters-running)
 	s.Running, s.Dead, s.Due, s.Halted = s.Running+running, s.Dead+dead, s.Due+due, s.Halted+halted
 	if at := time.UnixMilli(first); due > 0 && reply[6] != "" {
 		if s.OldestDue.IsZero() || at.Before(s.OldestDue) {

@@ -38,7 +38,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
 		return w.settle(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 	}
-	if w.claimerOf(c.partition).handBack(c) {
+	if w.fetcherOf(c.partition).handBack(c) {
 		return nil
 	}
 	if c.partition.joinedLate(c.message) {
@@ -53,7 +53,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
 	if !w.mayRun(c) {
-		return w.settle(c, w.noPlace())
+		return w.settle(c, w.noRunSlot())
 	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
@@ -72,7 +72,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 		}
 		if !w.mayRun(c) {
-			return t.over(c, w.noPlace())
+			return t.over(c, w.noRunSlot())
 		}
 		if c.partition.joinedLate(c.message) {
 			_ = t.release(c.message, outcome{kind: OutcomeReturned})
@@ -285,16 +285,16 @@ func (t *turn) outlasts(d time.Duration) bool { return time.Since(t.ends)+turnLe
 // at their clocks too, as the lease's own ctx does: after a freeze, timers come late.
 type messageContext struct {
 	context.Context
-	look func()
+	checkClocks func()
 }
 
 func (c messageContext) Done() <-chan struct{} {
-	c.look()
+	c.checkClocks()
 	return c.Context.Done()
 }
 
 func (c messageContext) Err() error {
-	c.look()
+	c.checkClocks()
 	return c.Context.Err()
 }
 
@@ -305,14 +305,14 @@ func (w *Worker) under(parent context.Context, c *claim, leased bool) (context.C
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
-	look := func() {
+	checkClocks := func() {
 		w.claims.expire(c)
 		if c.ctx.Err() != nil {
 			cancel(context.Cause(c.ctx)) // not waiting for the hook
 		}
 		_ = parent.Err()
 	}
-	return messageContext{ctx, look}, func() {
+	return messageContext{ctx, checkClocks}, func() {
 		unhook()
 		cancel(nil)
 	}

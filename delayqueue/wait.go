@@ -17,7 +17,7 @@ import (
 
 const (
 	minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two reads of a waiter without messages
-	waitUntold       = 2                                            // reads before a waiter subscribes: most waits are short
+	waitUnsubscribed = 2                                            // reads before a waiter subscribes: most waits are short
 	waitFallback     = 12 * time.Second                             // between two reads of a waiter that gets messages, in case one is lost
 
 	// A partition is asked to publish ends for awaitSpan, again and again after awaitAgain.
@@ -40,9 +40,9 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		return s.Status, err
 	}
 	var (
-		w    *waiter // nil: it has not subscribed yet
-		wake <-chan struct{}
-		told bool
+		w         *waiter // nil: it has not subscribed yet
+		wake      <-chan struct{}
+		listening bool
 	)
 	defer func() {
 		if w != nil {
@@ -53,7 +53,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	defer timer.Stop()
 	for try := 1; ; try++ {
 		pause := backoff.Spread(backoff.Exponential(try, minWait, maxWait))
-		if told {
+		if listening {
 			pause = backoff.Spread(waitFallback)
 		}
 		if s.State == StateQueued { // nobody tells that it has become too old
@@ -68,11 +68,11 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		case <-ctx.Done():
 			return s.Status, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
 		}
-		if try == waitUntold {
+		if try == waitUnsubscribed {
 			w = q.waits.join(q, p, id)
 			wake = w.wake
 		}
-		told = w != nil && w.told() // before the look: what ends after it is told
+		listening = w != nil && w.listens() // before the look: what ends after it is told
 		if !woken && p.goesOn(ctx, s) {
 			continue
 		}
@@ -83,11 +83,11 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 			before := w
 			w = q.waits.join(q, at, id)
 			q.waits.leave(before)
-			s, p, wake, told = now, at, w.wake, false
+			s, p, wake, listening = now, at, w.wake, false
 		case err == nil:
 			s, p = now, at
 		case errors.Is(err, core.ErrUnavailable):
-			told = false
+			listening = false
 		default:
 			return s.Status, err
 		}
@@ -101,7 +101,7 @@ func (p *partition) goesOn(ctx context.Context, s stored) bool {
 		return false
 	}
 	pipe := p.queue.rdb.Pipeline()
-	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyLetters], s.ID)
+	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyDeadLetters], s.ID)
 	_, err := pipe.Exec(ctx)
 	return err == nil && open.Val() > 0 && dead.Val() == 0
 }
@@ -179,14 +179,14 @@ func (s *waits) leave(w *waiter) {
 	}
 }
 
-// told reports whether the waiter is told of what ends from now on.
-func (w *waiter) told() bool {
+// listens reports whether a message will wake the waiter from now on.
+func (w *waiter) listens() bool {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
 	return w.hub.listener.Up() && !trust.Passed(w.hub.until[w.partition], time.Now())
 }
 
-func (w *waiter) look() {
+func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -200,7 +200,7 @@ func (h *waitHub) wakeAll(p *partition) {
 	for _, some := range h.waiters {
 		for _, w := range some {
 			if p == nil || w.partition == p {
-				w.look()
+				w.wakeUp()
 			}
 		}
 	}
@@ -221,7 +221,7 @@ func (h *waitHub) ended(ids string) {
 	defer h.mu.Unlock()
 	for id := range strings.FieldsSeq(ids) {
 		for _, w := range h.waiters[id] {
-			w.look()
+			w.wakeUp()
 		}
 	}
 }

@@ -9,25 +9,25 @@ import (
 
 const wakeBatch = 64
 
-// passOn tells the queue of keys that were announced to be free, until all
+// wakeReleased tells the queue of keys that were announced to be free, until all
 // handlers have returned: the head of such a key runs within a round trip of the
 // release, and not only when its delay is over. An announcement that comes
 // before its message is back in the queue is not lost: wake.lua marks it.
 //
 // A partition that does not answer holds up no other one's keys, and the ends of
 // reservations hold up no head.
-func (w *Worker) passOn(ctx context.Context, cancel func(), wakers *sync.WaitGroup, drained <-chan struct{}) {
+func (w *Worker) wakeReleased(ctx context.Context, cancel func(), wakers *sync.WaitGroup, drained <-chan struct{}) {
 	var helpers sync.WaitGroup
 	helpers.Go(func() { w.boundDrain(ctx, cancel, drained) })
 	helpers.Go(func() {
-		for key := range w.emptied {
+		for key := range w.toUnreserve {
 			w.unreserve(ctx, key)
 		}
 		cancel()
 	})
-	w.spread(drained)
+	w.dispatch(drained)
 	wakers.Wait()
-	close(w.emptied)
+	close(w.toUnreserve)
 	helpers.Wait()
 }
 
@@ -49,10 +49,10 @@ func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan s
 	}
 }
 
-// spread hands the keys to those who wake in their partitions.
-func (w *Worker) spread(drained <-chan struct{}) {
+// dispatch hands the keys to those who wake in their partitions.
+func (w *Worker) dispatch(drained <-chan struct{}) {
 	defer func() {
-		for _, c := range *w.claimers.Load() {
+		for _, c := range *w.fetchers.Load() {
 			close(c.freed)
 		}
 	}()
@@ -63,7 +63,7 @@ func (w *Worker) spread(drained <-chan struct{}) {
 		}
 		for _, p := range m.of(key, "") {
 			select {
-			case w.claimerOf(p).freed <- key:
+			case w.fetcherOf(p).freed <- key:
 			default: // its message waits for its time
 			}
 		}
@@ -84,7 +84,7 @@ func (w *Worker) spread(drained <-chan struct{}) {
 
 // wakeFreed makes the heads of a partition's freed keys due, and passes on the keys that
 // have no messages which could run now.
-func (w *claimer) wakeFreed(ctx context.Context) {
+func (w *fetcher) wakeFreed(ctx context.Context) {
 	for key := range w.freed {
 		keys := []string{key}
 		for len(keys) < wakeBatch && len(w.freed) > 0 {
@@ -98,10 +98,10 @@ func (w *claimer) wakeFreed(ctx context.Context) {
 		for i, key := range keys {
 			switch found[i] {
 			case wakeWoken:
-				w.look(w.partition.base)
+				w.wakeFetchers(w.partition.base)
 			case wakeNone, wakeHalt:
 				select {
-				case w.emptied <- key:
+				case w.toUnreserve <- key:
 				default: // the reservation ends by itself
 				}
 			}

@@ -44,28 +44,28 @@ type Worker struct {
 	done     chan struct{} // closed: every goroutine has ended
 
 	// ctx is the parent of every handler's ctx; Stop cancels it when its own ctx ends.
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	slots    chan struct{} // holds one for each message that is run, or asked for
-	ahead    chan struct{} // more slots, while handlers are quick
-	running  chan struct{} // holds one for each message that is run
-	pace     pace
-	suspects atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
-	alone    chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
-	handlers sync.WaitGroup
-	claims   claims
-	foreign  foreign
-	paused   atomic.Bool
-	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
-	released chan string  // keys that may be free: wake their messages
-	emptied  chan string  // keys among them without messages that could run now: end their reservations
-	wakeups  *listener.Listener
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+	slots       chan struct{} // holds one for each message that is run, or asked for
+	ahead       chan struct{} // more slots, while handlers are quick
+	running     chan struct{} // holds one for each message that is run
+	pace        pace
+	suspects    atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
+	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
+	handlers    sync.WaitGroup
+	claims      claims
+	foreign     foreign
+	paused      atomic.Bool
+	claimed     atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
+	released    chan string  // keys that may be free: wake their messages
+	toUnreserve chan string  // keys among them without messages that could run now: end their reservations
+	wakeups     *listener.Listener
 	// The client of heartbeats that the user gave, or nil; and the one that they use.
 	heartbeats redis.UniversalClient
 	beats      *dedicated.Client
 
-	claimersMu sync.Mutex
-	claimers   atomic.Pointer[[]*claimer] // of every partition that the Worker has served
+	fetchersMu sync.Mutex
+	fetchers   atomic.Pointer[[]*fetcher] // of every partition that the Worker has served
 	changed    chan struct{}              // holds one: the manifest may have changed
 }
 
@@ -106,7 +106,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		stopping:    make(chan struct{}),
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
-		emptied:     make(chan string, announcements),
+		toUnreserve: make(chan string, announcements),
 		changed:     make(chan struct{}, 1),
 	}
 	if q.reservationWindow > 0 { // each try of a held key reserves it anew: before that runs out
@@ -138,11 +138,11 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	}
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
-	w.claimers.Store(&[]*claimer{})
+	w.fetchers.Store(&[]*fetcher{})
 	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() {
 		w.beats.Follow()
-		w.look("")
-	}, func(error) { w.beats.Follow() }, w.announced) // the connections that there are may be to an old primary
+		w.wakeFetchers("")
+	}, func(error) { w.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
 	return w, nil
 }
 
@@ -206,9 +206,9 @@ func (w *Worker) run() {
 	var helpers, claiming, wakers sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background()) // of wakes
 	defer cancel()
-	helpers.Go(func() { w.passOn(ctx, cancel, &wakers, drained) })
+	helpers.Go(func() { w.wakeReleased(ctx, cancel, &wakers, drained) })
 	w.wakeups.Start()
-	w.serve(func(c *claimer) {
+	w.serve(func(c *fetcher) {
 		if !c.served {
 			c.served = true
 			helpers.Go(func() { w.heartbeat(c.partition, drained) })
@@ -224,7 +224,7 @@ func (w *Worker) run() {
 }
 
 // serve reads the manifest from time to time, and serves its partitions, and no others, until Stop.
-func (w *Worker) serve(start func(*claimer)) {
+func (w *Worker) serve(start func(*fetcher)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := 0
@@ -265,17 +265,17 @@ func (w *Worker) serve(start func(*claimer)) {
 
 // serveOnly starts the fetchers of a manifest's partitions, and retires the others; all of them
 // without a manifest.
-func (w *Worker) serveOnly(m *manifest, start func(*claimer)) {
-	for _, c := range *w.claimers.Load() {
+func (w *Worker) serveOnly(m *manifest, start func(*fetcher)) {
+	for _, c := range *w.fetchers.Load() {
 		if c.retired.Store(m == nil || !slices.Contains(m.partitions, c.partition)); c.retired.Load() {
-			c.lookSoon()
+			c.wakeSoon()
 		}
 	}
 	if m == nil {
 		return
 	}
 	for _, p := range m.partitions {
-		if c := w.claimerOf(p); c.running.CompareAndSwap(false, true) {
+		if c := w.fetcherOf(p); c.running.CompareAndSwap(false, true) {
 			start(c)
 		}
 	}
@@ -289,9 +289,9 @@ func (w *Worker) change() {
 	}
 }
 
-// announced takes a message of the scripts: the base of a partition that has something due, and
+// onWakeMessage takes a message of the scripts: the base of a partition that has something due, and
 // perhaps a key that has no messages any more.
-func (w *Worker) announced(message string) {
+func (w *Worker) onWakeMessage(message string) {
 	base, key, emptied := strings.Cut(message, " ")
 	switch {
 	case emptied:
@@ -300,16 +300,16 @@ func (w *Worker) announced(message string) {
 	case base == "":
 		w.change()
 	}
-	w.look(base)
+	w.wakeFetchers(base)
 }
 
-// look has the partition with this base looked at soon; all of them if there is none.
-func (w *Worker) look(base string) {
+// wakeFetchers wakes the fetcher of the partition with this base; all of them if base is empty.
+func (w *Worker) wakeFetchers(base string) {
 	known := base == ""
-	for _, c := range *w.claimers.Load() {
+	for _, c := range *w.fetchers.Load() {
 		if base == "" || base == c.partition.base {
 			known = true
-			c.lookSoon()
+			c.wakeSoon()
 		}
 	}
 	if !known { // a new partition
@@ -324,7 +324,7 @@ func (w *Worker) Pause() { w.paused.Store(true) }
 // Resume ends a [Worker.Pause].
 func (w *Worker) Resume() {
 	w.paused.Store(false)
-	w.look("")
+	w.wakeFetchers("")
 }
 
 func (w *Worker) isStopping() bool {
