@@ -33,7 +33,7 @@ func (w *Worker) ran(took time.Duration) {
 	}
 }
 
-// fetchMore has the fetchers see that more may be claimed than before.
+// fetchMore tells the fetchers that more may be claimed than before.
 func (w *Worker) fetchMore() {
 	for _, c := range *w.fetchers.Load() {
 		select {
@@ -49,11 +49,12 @@ func (w *Worker) claimsAhead() bool {
 	return w.queue.maxAttempts > 1 && w.suspects.Load() == 0 && len(w.alone) == 0 && w.pace.quick()
 }
 
-// mayRun waits until a message may be run: fewer than the Worker's concurrency are. Only one that was claimed ahead
-// has to wait. It reports false when that takes too long, and at Stop.
+// mayRun waits until a message may be run: when fewer messages run than the Worker's concurrency.
+// Only one that was claimed ahead has to wait. It reports false if that takes too long, and at
+// Stop.
 //
-// A message that has lost its worker before may have killed it, and may do so again: it runs when nothing waits beside
-// it that would spend an attempt then, and its last attempt is alone.
+// A message that has lost its worker before may have killed it, and may do so again: it runs when
+// no message waits that would spend an attempt then, and its last attempt is alone.
 func (w *Worker) mayRun(c *claim) bool {
 	if c.message.Losses > 0 {
 		c.suspect = true
@@ -82,8 +83,9 @@ func (m Message) allLost() bool { return m.Losses > 0 && m.Losses >= m.Attempt-1
 // ranAlone reports whether a message was run alone in the attempt before this one.
 func (m Message) ranAlone() bool { return len(m.state) > markLen && m.state[1:1+markLen] == markAlone }
 
-// isAlone waits until the Worker has no other message, and notes in Redis that this one runs alone. What has run for a claim's
-// lease since it began to wait is not waited for any more. It reports false if another message is alone.
+// isAlone waits until the Worker has no other message, and records in Redis that this one runs
+// alone. It does not wait for messages that go on for a claim's lease after it began to wait. It
+// reports false if another message is alone.
 func (w *Worker) isAlone(c *claim) bool {
 	select {
 	case w.alone <- struct{}{}:
@@ -101,7 +103,7 @@ func (w *Worker) isAlone(c *claim) bool {
 	return err == nil && held[0]
 }
 
-// waitUntil waits until something holds for a claim. It reports false when the claim is lost, and at Stop.
+// waitUntil waits until holds returns true. It reports false when the claim is lost, and at Stop.
 func (w *Worker) waitUntil(c *claim, holds func() bool) bool {
 	for !holds() {
 		select {
@@ -135,7 +137,7 @@ func (w *Worker) takeRunSlot(c *claim) bool {
 	return c.runs
 }
 
-// noRunSlot is the outcome of a message that may not be run.
+// noRunSlot is the outcome of a message that got no place.
 func (w *Worker) noRunSlot() outcome {
 	v := outcome{kind: OutcomeReturned, err: errNoSlot, last: true}
 	if w.isStopping() {
@@ -144,7 +146,7 @@ func (w *Worker) noRunSlot() outcome {
 	return v
 }
 
-// freeRunSlot lets another message run.
+// freeRunSlot gives back the place of a message among those that run.
 func (w *Worker) freeRunSlot(c *claim) {
 	if c.suspect {
 		c.suspect = false

@@ -14,7 +14,7 @@ const (
 	HaltKey
 )
 
-// haltCodes are what the scripts are told of it.
+// haltCodes are the arguments of scripts for a Halt.
 var haltCodes = [...]string{HaltNothing: "-", HaltParked: "p", HaltKey: "k"}
 
 // WithHaltOnDeath sets what a dead letter halts. With [HaltParked] or [HaltKey] the other messages

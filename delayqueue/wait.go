@@ -72,7 +72,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 			w = q.waits.join(q, p, id)
 			wake = w.wake
 		}
-		listening = w != nil && w.listens() // before the look: what ends after it is told
+		listening = w != nil && w.listens() // before the read: a message tells of an end after it
 		if !woken && p.goesOn(ctx, s) {
 			continue
 		}
@@ -95,7 +95,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 }
 
 // goesOn reports whether a message has not ended, and still counts as it did. It costs two
-// commands, which a look does not.
+// commands, fewer than find.
 func (p *partition) goesOn(ctx context.Context, s stored) bool {
 	if s.State == StateQueued && time.Now().After(s.ExpiresAt) {
 		return false
@@ -117,7 +117,7 @@ type waiter struct {
 	hub       *waitHub
 	id        string
 	partition *partition
-	wake      chan struct{} // holds one: look
+	wake      chan struct{} // holds one: read the status
 }
 
 // waitHub has the subscription that waiters share, and has the partitions publish ends.
@@ -193,7 +193,7 @@ func (w *waiter) wakeUp() {
 	}
 }
 
-// wakeAll has the waiters of a partition look, or with nil all of them.
+// wakeAll wakes the waiters of a partition, or with nil all of them.
 func (h *waitHub) wakeAll(p *partition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,7 +206,7 @@ func (h *waitHub) wakeAll(p *partition) {
 	}
 }
 
-// subscribed is called when there is a subscription. Redis may be another one than before.
+// subscribed is called when there is a subscription. It may be to another Redis than before.
 func (h *waitHub) subscribed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -215,7 +215,7 @@ func (h *waitHub) subscribed() {
 	h.askSoon()
 }
 
-// ended wakes those who wait for the messages of these ids.
+// ended wakes the calls that wait for the messages with these ids.
 func (h *waitHub) ended(ids string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -233,7 +233,7 @@ func (h *waitHub) askSoon() {
 	}
 }
 
-// run has the partitions of those who wait publish ends, until ctx is over.
+// run has the partitions with waiters publish ends, until ctx is over.
 func (h *waitHub) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -253,7 +253,7 @@ func (h *waitHub) run(ctx context.Context) {
 	}
 }
 
-// unasked are the partitions that are to be asked, for the first time or again.
+// unasked are the partitions to ask, for the first time or again.
 func (h *waitHub) unasked() (parts []*partition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -265,8 +265,8 @@ func (h *waitHub) unasked() (parts []*partition) {
 	return parts
 }
 
-// await asks a partition to publish ends. Its waiters look once more at first: what ended before
-// was not told.
+// await asks a partition to publish ends. The first time its waiters read the status once more,
+// since an earlier end was not published.
 func (h *waitHub) await(ctx context.Context, p *partition) {
 	h.mu.Lock()
 	since, sent := h.subscriptions, time.Now()

@@ -17,7 +17,7 @@ local left = {
   redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h),
 }
 for i = 4, #ARGV do
-  left[i] = redis.call('HEXISTS', h, ARGV[i]) == 1 and 2 or #line(ARGV[i], '1')
+  left[i] = redis.call('HEXISTS', h, ARGV[i]) == 1 and 2 or #fifo(ARGV[i], '1')
 end
 flush()
 keep(c, LASTS, 0, endless)

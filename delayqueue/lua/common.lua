@@ -190,7 +190,7 @@ local function look_at(member, at)
 end
 
 -- The first places of a key, without what is delayed.
-local function line(key, n)
+local function fifo(key, n)
   return redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
 end
 
@@ -201,8 +201,8 @@ local function is_running(state)
   return flag == 'r' or flag == 'R'
 end
 
--- Whether a claim is as its worker was told; since then its flag and its mark may have changed.
-local function is_held(state, told) return state == told or is_running(state) and state:sub(8) == told:sub(8) end
+-- Whether a claim is still the one whose attempts were sent to its worker; since then its flag and its mark may have changed.
+local function is_held(state, sent) return state == sent or is_running(state) and state:sub(8) == sent:sub(8) end
 
 -- Publishes to a channel of the queue, which may be forbidden.
 local function publish(channel, message)
@@ -256,11 +256,11 @@ local function flush()
   if later then
     till = now + math.floor(span + math.min(span / 4, SLACK))
   end
-  local large, turns = endless, false
+  local large, crosses = endless, false
   if next(added) or next(removed) or next(touched) then
     large = redis.call('HLEN', m) > LARGE
-    turns = large ~= endless
-    if turns then
+    crosses = large ~= endless
+    if crosses then
       add(c, 'endless', large and '1' or '0')
     end
   end
@@ -276,8 +276,8 @@ local function flush()
     end
   end
   apply()
-  if turns or not large and (later or made) then
-    keep_all(turns or later, large)
+  if crosses or not large and (later or made) then
+    keep_all(crosses or later, large)
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))

@@ -5,7 +5,7 @@ local unrun = {} -- keys that may have another head: one ended unrun, 'ended', o
 
 -- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
 local function advance(key, at_once)
-  local head = line(key, '1')[1]
+  local head = fifo(key, '1')[1]
   local member = head and id_at(head, key) .. ' ' .. key
   if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
     look_at(member, now)
@@ -100,7 +100,7 @@ end
 -- Forgets a dead letter.
 local function forget(id)
   local t = read(id, redis.call('HGET', m, id) or '')
-  weigh(-letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
+  weigh(-dead_letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
   remove(x, id)
   remove(y, id)
   remove(m, id)

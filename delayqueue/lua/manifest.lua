@@ -7,8 +7,8 @@
 if ARGV[1] and (redis.call('HGET', KEYS[1], 'revision') or '') == ARGV[1] then
   redis.call('HSET', KEYS[1], 'revision', string.format('%.0f', (tonumber(ARGV[1]) or 0) + 1), unpack(ARGV, 2))
 end
-local told = redis.call('HMGET', KEYS[1], 'revision', 'layout', 'generations', 'next', 'service', 'encrypted', 'totals')
-for i, value in ipairs(told) do
-  told[i] = value or ''
+local found = redis.call('HMGET', KEYS[1], 'revision', 'layout', 'generations', 'next', 'service', 'encrypted', 'totals')
+for i, value in ipairs(found) do
+  found[i] = value or ''
 end
-return told
+return found

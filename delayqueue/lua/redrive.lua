@@ -30,11 +30,11 @@ local function redrive(id, died)
     return why
   end
   local size = message_size(t.n, id, t.key, t.principal, '')
-  weigh(size - letter_size(id, t.n, #ending))
+  weigh(size - dead_letter_size(id, t.n, #ending))
   local number, due = next_seq(), (t.key == '' or not headed[t.key]) and now
   if t.key ~= '' and resume(t.key, id) then -- it goes before those that it halted
     number, due = t.number, now
-    for _, place in ipairs(line(t.key, '1')) do
+    for _, place in ipairs(fifo(t.key, '1')) do
       remove(z, id_at(place, t.key) .. ' ' .. t.key)
     end
   end

@@ -20,7 +20,7 @@ local function refusal(key, principal, size)
     return why
   end
   apply()
-  for _, place in ipairs(key ~= '' and line(key, STEPS) or {}) do
+  for _, place in ipairs(key ~= '' and fifo(key, STEPS) or {}) do
     expire(id_at(place, key))
   end
   tidy()

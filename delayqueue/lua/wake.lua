@@ -16,7 +16,7 @@ local function quiet(key)
 end
 
 local function look(key)
-  local place, halt = line(key, '1')[1], redis.call('HGET', h, key)
+  local place, halt = fifo(key, '1')[1], redis.call('HGET', h, key)
   if halt then
     return halt:sub(1, 1) == 'k' and 1 or 3
   elseif not place then
