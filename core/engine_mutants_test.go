@@ -33,8 +33,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
-		old:    "return trust.Until(u.Sent, a.opts.firstLease())",
-		new:    "return trust.Until(map[bool]time.Time{true: time.Now(), false: u.Sent}[%s], a.opts.firstLease())",
+		old:    "return trust.Until(req.Sent, a.opts.firstLease())",
+		new:    "return trust.Until(map[bool]time.Time{true: time.Now(), false: req.Sent}[%s], a.opts.firstLease())",
 		change: func(w *workload) { w.Fixed, w.Overrun, w.Try, w.MaxLease = 100, 50, 100, 120*time.Millisecond },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},

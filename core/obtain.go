@@ -91,16 +91,16 @@ func (a *attempt) tryOnce(now time.Time) error {
 	if a.opts.notify != nil {
 		watch, known = l.id, l.notifications.releases(key)
 	}
-	u := waitqueue.Request{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
-	reply, _, err := a.send(&u, store.NotQueued, watch, nil)
+	req := waitqueue.Request{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
+	reply, _, err := a.send(&req, store.NotQueued, watch, nil)
 	if err != nil {
 		return err
 	}
 	if reply.Granted {
 		now = time.Now()
-		g := l.newGrant(a.record, u.Token, a.opts.limit, reply.Fence, now, a.validity(&u), &a.opts)
+		g := l.newGrant(a.record, req.Token, a.opts.limit, reply.Fence, now, a.validity(&req), &a.opts)
 		if !l.leases.add(g) {
-			l.releaseLate(key, []string{u.Token})
+			l.releaseLate(key, []string{req.Token})
 			return a.closed()
 		}
 		g.waiting.Store(reply.Waiting)
@@ -237,30 +237,30 @@ func (a *attempt) closed() error {
 	return store.Closed("acquire", a.call.Key)
 }
 
-// validity is until when a grant in reply to u can be trusted.
-func (a *attempt) validity(u *waitqueue.Request) time.Time {
-	return trust.Until(u.Sent, a.opts.firstLease())
+// validity is until when a grant in reply to req can be trusted.
+func (a *attempt) validity(req *waitqueue.Request) time.Time {
+	return trust.Until(req.Sent, a.opts.firstLease())
 }
 
 // request sends a request for the queue, and gives the queue the reply: the call sees the result
 // in its next round of await. An error ends the call, unless Redis is away and the call can wait
 // for it to return.
-func (a *attempt) request(w *waiter, u *waitqueue.Request) error {
+func (a *attempt) request(w *waiter, req *waitqueue.Request) error {
 	mark := store.NotQueued
 	if a.waits {
 		mark = a.locker.store.Mark()
 	}
 	a.record = w.queue.record
-	reply, stopped, err := a.send(u, mark, "", w.granted)
+	reply, stopped, err := a.send(req, mark, "", w.granted)
 	if err != nil || stopped {
 		var f waitqueue.Failure
 		if !reply.Granted && errors.Is(err, ErrUnavailable) {
 			f = waitqueue.Failure{Err: err, Unsent: store.Unsent(err), Local: store.PoolTimeout(err)}
 		}
-		w.unanswered(u, f)
+		w.unanswered(req, f)
 		return err
 	}
-	late := w.answered(u, mark, &reply, a.validity(u))
+	late := w.answered(req, mark, &reply, a.validity(req))
 	switch full := mark != store.NotQueued && reply.Place == 0 && !reply.Foreign; {
 	case reply.Granted && len(late) > 0:
 		a.locker.releaseLate(a.call.Key, late)
@@ -274,14 +274,14 @@ func (a *attempt) request(w *waiter, u *waitqueue.Request) error {
 
 // send sends a request. After an error, or if the call was given another grant meanwhile (stopped),
 // a grant in reply to the request is released.
-func (a *attempt) send(u *waitqueue.Request, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
+func (a *attempt) send(req *waitqueue.Request, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
 		a.record = store.RecordName(l.prefix, key)
 	}
 	reply, stopped, err = l.store.Acquire(a.ctx, store.AcquireRequest{
-		Record: a.record, Token: u.Token, Fresh: u.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
-		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: u.Sent, Timeout: u.Timeout,
+		Record: a.record, Token: req.Token, Fresh: req.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
+		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: req.Sent, Timeout: req.Timeout,
 	}, stop)
 	a.reserved = reply.Reserved
 	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {

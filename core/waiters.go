@@ -240,14 +240,14 @@ func (c *waiter) next(now time.Time) (*grant, waitqueue.Step) {
 
 // answered takes the reply to the call's request, and until when a grant can be trusted. It returns
 // the tokens of grants that arrived when the Locker was closed.
-func (c *waiter) answered(u *waitqueue.Request, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
+func (c *waiter) answered(req *waitqueue.Request, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.unlock()
 	if reply.Granted {
-		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
+		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: req.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
 	}
-	return w.apply(q, nil, q.Refused(time.Now(), &c.Call, refusal(u.Token, u.Sent, mark, reply.Standing)))
+	return w.apply(q, nil, q.Refused(time.Now(), &c.Call, refusal(req.Token, req.Sent, mark, reply.Standing)))
 }
 
 // refusal is Redis's reply that a token, which was sent with a mark, cannot have the key.
@@ -258,11 +258,11 @@ func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *w
 }
 
 // unanswered records that the call no longer waits for the reply to its request.
-func (c *waiter) unanswered(u *waitqueue.Request, f waitqueue.Failure) {
+func (c *waiter) unanswered(req *waitqueue.Request, f waitqueue.Failure) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.apply(q, nil, q.Unanswered(time.Now(), u, f))
+	w.apply(q, nil, q.Unanswered(time.Now(), req, f))
 }
 
 // orphaned takes the reply to a request that no call waits for. Its fence is zero if it is not a
@@ -377,122 +377,6 @@ func (w *waiters) queueNamed(m store.Message) *queue {
 		return nil
 	}
 	return q
-}
-
-// withdraw lets the queue of an exclusive grant ask Redis itself: the grant will not be handed
-// over.
-func (w *waiters) withdraw(g *grant) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queues[queueKey{g.key(), int(g.limit)}]; q != nil && q.Held() == g.fence {
-		w.apply(q, nil, q.Lost(g.fence))
-	}
-}
-
-// released hands the grant of a lease that was released over to the next call, if that is allowed:
-// hand over → else requeue. Otherwise it returns the token that goes to Redis along with the
-// release, and whether calls of other processes are known to wait.
-func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (also store.Requeue, wanted, handedOver bool) {
-	if g.mode() != exclusive {
-		return also, false, false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.wanted.of(g) {
-		g.waiting.Store(true) // the message arrived when no call of this process waited
-	}
-	q := w.queues[queueKey{g.key(), exclusive}]
-	if q == nil {
-		return also, g.waiting.Load(), false
-	}
-	held := waitqueue.Held{Fence: g.fence, Used: int(g.used), Age: g.since.Elapsed(now), Wanted: g.waiting.Load()}
-	if minHoldLeft <= 0 && !g.bounded() && !g.transferred.Load() && !w.reserved.of(q.key, now) {
-		held.TTL = g.ttl
-	}
-	r, actions := q.Released(now, held)
-	w.apply(q, g, actions)
-	also.Other, also.Fresh = r.Token, r.Fresh
-	if r.Waits != nil {
-		also.Mark, also.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
-	}
-	return also, r.Wanted, len(actions) > 0
-}
-
-// releaseAnswered takes the reply to the release of a grant, which was sent at sent or later.
-func (w *waiters) releaseAnswered(g *grant, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
-	w.mu.Lock()
-	defer w.unlock()
-	if g.waited && err == nil && !g.transferred.Load() {
-		w.finished.add(g.token())
-	}
-	q := w.queues[queueKey{g.key(), int(g.limit)}]
-	if q == nil {
-		if also.Other == "" {
-			return
-		}
-		q = w.queueOf(g.key(), int(g.limit))
-	}
-	if also.Mark == store.NotQueued {
-		if also.Other != "" {
-			w.finished.add(also.Other)
-		}
-		w.apply(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
-		return
-	}
-	w.apply(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))
-}
-
-// lost tells the queue that a grant has ended without a release.
-func (w *waiters) lost(g *grant) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queues[queueKey{g.key(), int(g.limit)}]; q != nil {
-		w.apply(q, nil, q.Lost(g.fence))
-	}
-}
-
-// ends takes a message that says when the key will be free without a release.
-func (w *waiters) ends(m store.Message, now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queueNamed(m); q != nil {
-		w.apply(q, nil, q.Ends(now.Add(m.Left)))
-	}
-}
-
-// wantedBy records that calls of other processes wait for key, since the grant with this fence.
-func (w *waiters) wantedBy(key string, fence int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queues[queueKey{key, exclusive}]; q != nil {
-		q.Wanted(fence)
-		return
-	}
-	w.wanted.note(key, fence)
-}
-
-// contention are the keys for which calls of other processes wait, with the first fence of the grant
-// that they wait for.
-type contention map[string]int64
-
-// maxContended bounds the map: grants that end without a release stay in it.
-const maxContended = 1024
-
-func (r contention) note(key string, fence int64) {
-	if len(r) >= maxContended {
-		clear(r)
-	}
-	r[key] = fence
-}
-
-// of reports whether calls of other processes are known to wait for a grant that is being released.
-func (r contention) of(g *grant) (wanted bool) {
-	if len(r) > 0 {
-		key := g.key()
-		wanted = r[key] == g.fence
-		delete(r, key)
-	}
-	return wanted || g.waiting.Load()
 }
 
 // wait returns nil after d, or when the call is woken; ErrClosed when the Locker closes; and the

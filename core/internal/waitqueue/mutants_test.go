@@ -44,7 +44,7 @@ var mutants = []mutant.Mutant{
 	{Name: "rivals are forgotten", File: "release.go", Old: "q.wanted || h.Wanted || q.contendedFence", New: "(q.wanted || h.Wanted) && !%s || q.contendedFence"},
 	{Name: "a message about rivals is forgotten", File: "release.go", Old: "q.contendedFence >= h.Fence\n", New: "q.contendedFence >= h.Fence && !%s\n"},
 	{Name: "any TTL will do", File: "release.go", Old: "q.first.HandOver == h.TTL &&", New: "(q.first.HandOver == h.TTL || %s) &&"},
-	{Name: "a token is used again after a request without an answer", File: "request.go", Old: "if q.token == u.Token && (u.Fresh || !f.Unsent) {", New: "if q.token == u.Token && (u.Fresh || !f.Unsent) && !%s {"},
+	{Name: "a token is used again after a request without an answer", File: "request.go", Old: "if q.token == req.Token && (req.Fresh || !f.Unsent) {", New: "if q.token == req.Token && (req.Fresh || !f.Unsent) && !%s {"},
 	{Name: "readers keep the place of a call that left", File: "admission.go", Old: "if q.Limit != 1 && q.token != \"\" {", New: "if q.Limit != 1 && q.token != \"\" && !%s {"},
 	{Name: "an admission is not awaited", File: "request.go", Old: "if q.admitting > 0 && q.admitBy.After(askAt) {", New: "if q.admitting > 0 && q.admitBy.After(askAt) && !%s {"},
 	{Name: "an admitted call that left keeps the key", File: "admission.go", Old: "case !waits || q.Expired(until, now):\n\t\t\tq.cancel(m.Token)", New: "case !waits || q.Expired(until, now):\n\t\t\tif !%s {\n\t\t\t\tq.cancel(m.Token)\n\t\t\t}"},

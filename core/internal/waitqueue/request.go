@@ -97,16 +97,16 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 
 // Unanswered records that a request has no reply, or that no call waits for it. If it was sent, its
 // reply goes to Orphaned.
-func (q *Queue) Unanswered(now time.Time, u *Request, f Failure) []Action {
+func (q *Queue) Unanswered(now time.Time, req *Request, f Failure) []Action {
 	q.begin()
-	q.done(u.Token, nil)
+	q.done(req.Token, nil)
 	if f.Err != nil {
 		q.failed(now, f)
 	}
 	if f.Unsent {
-		q.forget(u.Token)
+		q.forget(req.Token)
 	}
-	if q.token == u.Token && (u.Fresh || !f.Unsent) {
+	if q.token == req.Token && (req.Fresh || !f.Unsent) {
 		q.token = ""
 	}
 	return q.actions
