@@ -107,7 +107,7 @@ func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 		}
 		m.release()
 		if !m.wait {
-			return store.Unavailable("acquire", m.keys[0], errors.New("a grant ended as it came"))
+			return store.Unavailable("acquire", m.keys[0], errors.New("a grant had ended when its reply arrived"))
 		}
 	}
 }

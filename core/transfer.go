@@ -151,7 +151,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	}
 	taken, err := a.take(g, time.Now())
 	if err == nil && !taken {
-		err = store.Unavailable("resume", t.key, errors.New("the lease ended as it came"))
+		err = store.Unavailable("resume", t.key, errors.New("the lease had ended when its reply arrived"))
 	}
 	return err
 }
