@@ -23,8 +23,8 @@ type engineMutant struct {
 var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "leases.go",
-		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
-		new: "if %s {\n\t\t\t\treply.TTL *= 4\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		old: "t.schedule.Set(g, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		new: "if %s {\n\t\t\t\treply.TTL *= 4\n\t\t\t}\n\t\t\tt.schedule.Set(g, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		change: func(w *workload) {
 			// One that was stopped goes on within four times its lease.
 			w.Fixed, w.Try, w.MinLease, w.MaxLease, w.MaxWork = 0, 100, 180*time.Millisecond, 200*time.Millisecond, 600*time.Millisecond
