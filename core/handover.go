@@ -23,9 +23,9 @@ func (w *waiters) withdraw(g *grant) {
 // released hands the grant of a lease that was released over to the next call, if that is allowed:
 // hand over → else requeue. Otherwise it returns the token that goes to Redis along with the
 // release, and whether calls of other processes are known to wait.
-func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (also store.Requeue, wanted, handedOver bool) {
+func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (requeue store.Requeue, wanted, handedOver bool) {
 	if g.mode() != exclusive {
-		return also, false, false
+		return requeue, false, false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -34,7 +34,7 @@ func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (
 	}
 	q := w.queues[queueKey{g.key(), exclusive}]
 	if q == nil {
-		return also, g.waiting.Load(), false
+		return requeue, g.waiting.Load(), false
 	}
 	held := waitqueue.Held{Fence: g.fence, Used: int(g.used), Age: g.since.Elapsed(now), Wanted: g.waiting.Load()}
 	if minHoldLeft <= 0 && !g.bounded() && !g.transferred.Load() && !w.reserved.of(q.key, now) {
@@ -42,15 +42,15 @@ func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (
 	}
 	r, actions := q.Released(now, held)
 	w.apply(q, g, actions)
-	also.Other, also.Fresh = r.Token, r.Fresh
+	requeue.Other, requeue.Fresh = r.Token, r.Fresh
 	if r.Waits != nil {
-		also.Mark, also.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
+		requeue.Mark, requeue.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
 	}
-	return also, r.Wanted, len(actions) > 0
+	return requeue, r.Wanted, len(actions) > 0
 }
 
 // releaseAnswered takes the reply to the release of a grant, which was sent at sent or later.
-func (w *waiters) releaseAnswered(g *grant, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
+func (w *waiters) releaseAnswered(g *grant, requeue store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
 	w.mu.Lock()
 	defer w.unlock()
 	if g.waited && err == nil && !g.transferred.Load() {
@@ -58,19 +58,19 @@ func (w *waiters) releaseAnswered(g *grant, also store.Requeue, sent time.Time, 
 	}
 	q := w.queues[queueKey{g.key(), int(g.limit)}]
 	if q == nil {
-		if also.Other == "" {
+		if requeue.Other == "" {
 			return
 		}
 		q = w.queueOf(g.key(), int(g.limit))
 	}
-	if also.Mark == store.NotQueued {
-		if also.Other != "" {
-			w.finished.add(also.Other)
+	if requeue.Mark == store.NotQueued {
+		if requeue.Other != "" {
+			w.finished.add(requeue.Other)
 		}
-		w.apply(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
+		w.apply(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: requeue.Other}, err == nil && reply.Owned))
 		return
 	}
-	w.apply(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))
+	w.apply(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(requeue.Other, sent, requeue.Mark, reply.Standing), err))
 }
 
 // lost tells the queue that a grant has ended without a release.
@@ -109,19 +109,19 @@ type contention map[string]int64
 // maxContended bounds the map: grants that end without a release stay in it.
 const maxContended = 1024
 
-func (r contention) note(key string, fence int64) {
-	if len(r) >= maxContended {
-		clear(r)
+func (c contention) note(key string, fence int64) {
+	if len(c) >= maxContended {
+		clear(c)
 	}
-	r[key] = fence
+	c[key] = fence
 }
 
 // of reports whether calls of other processes are known to wait for a grant that is being released.
-func (r contention) of(g *grant) (wanted bool) {
-	if len(r) > 0 {
+func (c contention) of(g *grant) (wanted bool) {
+	if len(c) > 0 {
 		key := g.key()
-		wanted = r[key] == g.fence
-		delete(r, key)
+		wanted = c[key] == g.fence
+		delete(c, key)
 	}
 	return wanted || g.waiting.Load()
 }

@@ -422,7 +422,7 @@ func (l *Locker) releaseLate(key string, tokens []string) {
 // Redis, along with the queue's token, and give the queue the reply. With minHoldLeft, the rest of a
 // MinHold, the key stays held for that long.
 func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Duration, now time.Time) (owned bool, err error) {
-	also, wanted, handedOver := l.waiters.released(g, minHoldLeft, now)
+	requeue, wanted, handedOver := l.waiters.released(g, minHoldLeft, now)
 	if handedOver {
 		return true, nil
 	}
@@ -436,9 +436,9 @@ func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Du
 		l.released(g)
 	}
 	req := g.releaseRequest()
-	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), also, wanted
+	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), requeue, wanted
 	reply, err := l.store.Release(ctx, req)
-	l.waiters.releaseAnswered(g, also, now, reply, err)
+	l.waiters.releaseAnswered(g, requeue, now, reply, err)
 	return reply.Owned, err
 }
 
