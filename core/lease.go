@@ -138,9 +138,10 @@ func (l *Lease) Mode() Mode {
 	return modeOf(l.grant.mode())
 }
 
-// Extend makes at least d remain of the lease. It blocks for one round trip, and no
-// longer than ctx allows. An error that wraps ErrLeaseLost means that the lease is
-// lost; after any other error the lease is as it was.
+// Extend renews the lease so that at least d of it remains; it never shortens the lease. The
+// renewals go on as before. It blocks for one round trip, and no longer than ctx allows. d is 100
+// ms to 24 h. An error that wraps [ErrLeaseLost] means that the lease is lost; after any other
+// error the lease is as it was.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkTTL("Extend", d); err != nil {
 		return err

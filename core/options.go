@@ -273,10 +273,10 @@ func FixedLease(d time.Duration) AcquireOption {
 	}
 }
 
-// NotifyRelease sends the key on ch once, without blocking, when the key that
-// was found held may be free. As with [os/signal.Notify], ch must have
-// room. The notification can be lost: wait with a time-out as well. A call whose policy waits, and
-// gives up, asks for the key once more, so that Redis knows whom to tell.
+// NotifyRelease sends the key on ch once, without blocking, when the key that was found held may be
+// free. As with [os/signal.Notify], ch must have room. The notification can be lost: wait with a
+// time-out as well. A call whose policy waits and then gives up asks for the key once more, so that
+// Redis knows whom to tell. A nil ch is an [ErrInvalidOption].
 func NotifyRelease(ch chan<- string) AcquireOption {
 	return func(o *acquireOptions) error {
 		if ch == nil {

@@ -109,8 +109,8 @@ func WithReservationWindow(d time.Duration) Option {
 	}
 }
 
-// WithMaxDepth sets how many messages may be queued or running, in each partition.
-// Default 100,000; at least 1.
+// WithMaxDepth sets how many messages may be queued or running in each partition. Default 100,000;
+// at least 1.
 func WithMaxDepth(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepth = n
@@ -127,10 +127,13 @@ func WithMaxDepthPerKey(n int) Option {
 	}
 }
 
-// WithMaxAttempts sets how often a message is tried before it becomes a dead
-// letter. Meeting a held key is no attempt. A message whose worker process died in all attempts before has its last one alone in its Worker,
-// which runs and claims nothing else meanwhile: so one that kills its process makes no dead letters of others. With 1 the first
-// attempt is the last, and is not alone. The worker's queue decides, not the one that took the job. Default 5; at least 1.
+// WithMaxAttempts sets how often a message is tried before it becomes a dead letter. To find its
+// key held is not an attempt. The option of the worker's Queue counts, not that of the Queue that
+// stored the job. Default 5; at least 1.
+//
+// A message whose worker process died has its last attempt alone in its Worker, which runs and
+// claims nothing else meanwhile: so a message that kills its process makes no dead letters of
+// others. With 1 the first attempt is the last, and is not alone.
 func WithMaxAttempts(n int) Option {
 	return func(q *Queue) error {
 		q.maxAttempts = n

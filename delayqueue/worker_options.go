@@ -19,11 +19,14 @@ const (
 // WorkerOption configures a [Worker].
 type WorkerOption func(*Worker) error
 
-// WithConcurrency sets how many messages the Worker runs at once. It claims no
-// more than that, but while its handlers take less than 0.5 ms on average, lately, it claims up to
-// three times as many ahead, so that Redis and handlers need not wait for one another. What was claimed
-// ahead goes back when it has waited for 10 ms, without an attempt spent. If the process dies, what waited has spent one,
-// as what ran: so nothing waits beside a message that has a loss, nor with WithMaxAttempts(1). Default 8; 1 to 10,000.
+// WithConcurrency sets how many messages the Worker runs at once. Default 8; 1 to 10,000.
+//
+// The Worker claims no more messages than that, except while its handlers have lately taken less
+// than 0.5 ms on average: then it claims up to three times as many ahead, so that Redis and
+// handlers need not wait for one another. A message that was claimed ahead and has waited for 10 ms
+// goes back, without an attempt spent. If the process dies, messages that waited have spent an
+// attempt, like those that ran. So none waits beside a message that has a loss, nor with
+// WithMaxAttempts(1).
 func WithConcurrency(n int) WorkerOption {
 	return func(w *Worker) error {
 		w.concurrency = n
