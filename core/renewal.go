@@ -132,10 +132,9 @@ func renewalsOf(batch []*grant) []store.Renewal {
 	return asked
 }
 
-// renewalTime is when a lease of ttl that was asked for at sent is renewed: at a
-// third, less a little at random, so that leases granted together do not stay
-// together for ever. It is rounded down, so that many leases need few batches: each has
-// a price of its own, which is that of a hundred leases.
+// renewalTime is when a lease of ttl that was requested at sent is renewed: after a third, less a
+// little at random, so that leases granted together do not stay together. It is rounded down, so
+// that many leases need few batches: a batch costs as much as a hundred leases in it.
 func renewalTime(sent time.Time, ttl time.Duration) time.Time {
 	third := max(ttl, 0) / 3 // a grant can be over by the time it is looked at
 	step := max(third/16, min(third/4, renewalStep))

@@ -128,7 +128,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 func deadLetters(batch []Entry) []deadLetter {
 	seen := make([]deadLetter, len(batch))
 	for i, e := range batch {
-		seen[i] = deadLetter{id: e.ID, died: "-"} // never: it was no dead letter
+		seen[i] = deadLetter{id: e.ID, died: "-"} // matches no time of death: it was not a dead letter
 		if e.State == StateDead && e.EndedAt.IsZero() {
 			seen[i].died = ""
 		} else if e.State == StateDead {

@@ -31,7 +31,7 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 // It takes three round trips for 100 letters, one more for each 32 long payloads, and reads all
 // dead letters of these times and partitions.
 func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
-	// What is no dead letter, but has the place of one, is given for purge.lua to tidy up.
+	// An entry that has the place of a dead letter and is not one is passed too: purge.lua removes it.
 	match := func(e Entry) bool { return e.State != StateDead || f.matches(e) }
 	err = q.scan(ctx, "purge", StateDead, f, match, func(p *partition, batch []Entry) error {
 		purged, err := p.purge(ctx, deadLetters(batch)...)

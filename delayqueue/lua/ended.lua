@@ -32,7 +32,7 @@ local function tidy()
   apply()
 end
 
--- Writes to r what became of a message that was there as it was, or was not. Without room its cause is not kept.
+-- Writes a message's attempts to r; was: those that were there. Without room its cause is not stored.
 local function note_tries(id, key, principal, flag, tries, was)
   local counted = cause_size(was)
   local more = cause_size(tries) - counted
@@ -66,7 +66,7 @@ local function replaceable(slot, key)
   end
 end
 
--- Ends a queued message that is not to be run: as 'e', expired, 'c', cancelled, or 's', superseded by another one.
+-- Ends a queued message that is not to be run, as 'e', expired, 'c', cancelled, or 's', superseded by another message.
 local function discard(id, key, rec, how, by)
   local t, state = read(id, rec), redis.call('HGET', r, id)
   local tried, cause = (state or UNTRIED):match('^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
