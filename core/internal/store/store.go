@@ -122,13 +122,13 @@ const ReplyTimeout = 3 * time.Second
 type Mark uint8
 
 const (
-	// NotQueued: the token does not wait.
+	// NotQueued is that of a token that does not wait.
 	NotQueued Mark = iota
-	// Listens: the token's Locker learns of a grant by a message, and is gone if the server has no subscription of it.
+	// Listens is that of a token whose Locker learns of a grant by a message, and is gone if the server has no subscription of it.
 	Listens
-	// Elsewhere: as Listens, but its subscription may be to another node.
+	// Elsewhere is as Listens, but the subscription may be to another node.
 	Elsewhere
-	// Polls: its Locker has no subscription.
+	// Polls is that of a token whose Locker has no subscription.
 	Polls
 )
 
