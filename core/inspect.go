@@ -93,9 +93,9 @@ type Holder struct {
 	// It can be too late if the server's clock was set back.
 	Since time.Time
 	// TTL is the length of a renewed lease, and Remaining how much of this one is left. A lease is renewed after a third
-	// of its TTL. If less than half remains, the renewal is late, unless the lease was not renewed yet ([WithFirstLease]) or
-	// has a [MaxHold]. TTL is that of the call of Name and ID, to the millisecond; [Lease.Extend] does not change it. It is 0
-	// if it is not known.
+	// of its TTL. If less than half remains, the renewal is late, unless the lease was not renewed yet ([WithFirstLease]),
+	// has a [MaxHold] or a [MinHold], or was handed over to a call with another TTL. TTL is that of the call of Name and ID,
+	// to the millisecond; [Lease.Extend] does not change it. It is 0 if it is not known.
 	TTL, Remaining time.Duration
 }
 

@@ -152,13 +152,18 @@ func (w *Worker) freeRunSlot(c *claim) {
 		c.suspect = false
 		w.suspects.Add(-1)
 	}
+	if c.runs {
+		c.runs = false
+		<-w.running
+	}
+}
+
+// endAlone lets the Worker claim other messages again, if this one ran alone. It is called once Redis knows how the message has
+// ended: until then, a death of the process would count as caused by it.
+func (w *Worker) endAlone(c *claim) {
 	if c.alone {
 		c.alone = false
 		<-w.alone
 		w.fetchMore()
-	}
-	if c.runs {
-		c.runs = false
-		<-w.running
 	}
 }

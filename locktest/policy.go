@@ -46,6 +46,12 @@ func (p *Policy) Validate() error {
 	return nil
 }
 
+// Honors implements [core.PreferencePolicy]: it returns the part of a preference that Then honors. httplock asks it whether
+// requests may be parked.
+func (p *Policy) Honors(prefers core.Preference) core.Preference {
+	return core.Honored(p.Then, prefers)
+}
+
 // Conflicts returns the conflicts so far, in order.
 func (p *Policy) Conflicts() []core.Conflict {
 	p.mu.Lock()

@@ -82,7 +82,8 @@ var (
 // hashDigits tell files apart as well as all of a hash.
 const hashDigits = 12
 
-// Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is of this process. They are the reader's own.
+// Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is of this process. The names in their
+// Metric.Labels are shared, and not to be changed; the rest is the reader's own.
 func (s Snapshot) Samples() []Sample {
 	version, golang, _ := built()
 	all := samples{}

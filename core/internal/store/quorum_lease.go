@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Renew asks every node. A lease is renewed if enough nodes have renewed it, and gone if so many do
-// not know it that the others are too few.
+// Renew asks every node. A lease is renewed if as many nodes as it needs have renewed it, and gone
+// if so many do not know it that the others are too few.
 func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	timeout := maxNodeTimeout
 	all := make([]votes, len(batch))
@@ -103,8 +103,8 @@ func (q *quorum) Extend(ctx context.Context, op, record, token string, ttl time.
 	}
 }
 
-// Release releases on every node, whether it granted or not. It returns when it is known what
-// enough nodes had, and goes on in the background elsewhere.
+// Release releases on every node, whether it granted or not. It returns when it is known whether as
+// many nodes as it needs had it, and goes on in the background elsewhere.
 func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
