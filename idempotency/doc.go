@@ -1,40 +1,41 @@
-// Package idempotency stores in Redis the outcome of work that may be requested more
-// than once under one key, such as requests with an Idempotency-Key. Package httplock
+// Package idempotency remembers in Redis what came of work that may be asked for more
+// than once under one key, such as requests with an Idempotency-Key: package httplock
 // uses it for its option WithIdempotency.
 //
 // # Model
 //
-// A [Work] has the name of its key and a fingerprint of the request. Its record says
-// whether it was begun, where it is parked, and how it ended:
+// A Work is named by its key and by a fingerprint of what was asked for. Its record says
+// who runs it, where it is parked, and what came of it:
 //
 //	Begin   the work is to run now: from here on its key is bound to its fingerprint
-//	Finish  stores the outcome
+//	Finish  what came of it
 //	Parked  it was deferred, and will run later
-//	Lookup  reads what is known, without changing it
-//	Forget  removes the record: the work runs again if it is requested again
+//	Lookup  what is known, without changing it
+//	Forget  the record is removed, and its work runs again
 //
-// The record is not a lock. Begin and Finish are called by the exclusive holder of a
+// The record is no lock. Begin and Finish are called by the exclusive holder of a
 // core.Lease whose key is the same for all work of one fingerprint, and carry its fence.
-// So if a record was begun and not finished, the holder that began it has died, or has
-// lost its lease: the work runs again. A holder that lost its lease
-// can still call Finish. If another holder has begun since, that one's fence is greater, and the
-// late outcome is refused with [ErrOvertaken].
+// So whoever finds a record that was begun and not finished knows that whoever began it
+// is no more, or has lost its lease: the work runs again. A holder that lost its lease
+// can still call Finish: if another one has begun since, its fence is greater, and what
+// the late one says is refused with ErrOvertaken.
 //
 // # What is not promised
 //
-// Work runs at least once. It runs again if its process died before Finish, if its lease
-// was lost, if Finish did not reach Redis, and if Redis lost the record or the record has expired.
+// Work runs at least once: it runs again if its process died before Finish, if its lease
+// was lost, if Finish did not reach Redis, and if Redis lost the record. Nothing is known
+// of work whose record has expired.
 //
-// A record is one Redis key, <prefix>:idem{}:<name>, with a TTL. It has hashes, a
-// fence, a ticket and the outcome, as it was given or sealed ([WithEncryption]).
+// A record is one Redis key, <prefix>:idem{}:<name>, with a TTL. It holds hashes, a
+// fence, a ticket and the outcome: as it was given, or sealed (WithEncryption).
 //
-// # For operators
+// # Looking after records
 //
-// [NameOf] finds the record of a request, to find out whether a payment ran, or to let it run again:
+// NameOf finds the record of a request, for who is asked whether a payment ran, or is to let it run again:
 //
 //	w := idempotency.Work{Name: idempotency.NameOf("POST /payments", "user-7", key)}
 //	record, err := store.Lookup(ctx, w)
 //	forgotten, err := store.ForgetIf(ctx, w.Name, record)
 //
-// [WithObserver] reports the result of each call.
+// WithObserver tells what each call ended with.
 package idempotency

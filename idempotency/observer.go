@@ -9,13 +9,12 @@ import (
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// Observer is told what a Store does. Its methods are called on the goroutine that does it, on
-// several at the same time. They must be safe for concurrent use and quick, and must not call the
-// Store; a panic is logged. Embed [NopObserver], so that methods that are added later do not break
-// your implementation.
+// Observer is told what a Store does, on the goroutine that does it and on several at once. Its methods must
+// be safe for concurrent use and quick, and must not call the Store; what they panic with is logged. Embed
+// [NopObserver], so that new methods do not break yours.
 type Observer interface {
-	// OnEvent is called when a call of the Store has ended. One request may make several calls: a request that waits for
-	// its key calls Lookup before, and Begin afterwards.
+	// OnEvent: a call of the Store has ended. One request may make several calls: one that waits for its key looks
+	// before that, and begins after it.
 	OnEvent(ctx context.Context, e Event)
 }
 
@@ -27,11 +26,10 @@ var _ Observer = NopObserver{}
 // OnEvent does nothing.
 func (NopObserver) OnEvent(context.Context, Event) {}
 
-// EventKind is the kind of an [Event]. The kinds are few and fixed, so they make good metric
-// labels.
+// EventKind is what an Event is about. The kinds are few and fixed: they make good metric labels.
 type EventKind string
 
-// The results of a call of the Store.
+// What a call of the Store can end with.
 const (
 	// EventBegun: Begin let the caller run the work.
 	EventBegun EventKind = "begun"
@@ -41,7 +39,7 @@ const (
 	EventParked EventKind = "parked"
 	// EventReplayed: Begin or Lookup returned the outcome, or Lookup a ticket that has not expired.
 	EventReplayed EventKind = "replayed"
-	// EventInProgress: Lookup found that the work was begun and not finished. Its holder may have died since.
+	// EventInProgress: Lookup found that the work was begun, and not finished: its holder may have died since.
 	EventInProgress EventKind = "in_progress"
 	// EventMismatch: the call failed with ErrDiffers.
 	EventMismatch EventKind = "mismatch"
@@ -53,18 +51,17 @@ const (
 	EventError EventKind = "error"
 )
 
-// Event describes a call of the Store that has ended. There is none for a Lookup or Forget that
-// finds nothing, for a Lookup that finds only a ticket that has expired, or for a Lookup without a
-// fingerprint.
+// Event tells of a call of the Store. There is none of a Lookup or Forget that finds nothing, of a Lookup that finds only a
+// ticket that has expired, or of one without a fingerprint.
 type Event struct {
 	Kind EventKind
-	// Name is the [Work]'s. It is for logs, and makes a poor metric label.
+	// Name is the Work's. It is for logs, and makes a poor metric label.
 	Name string
-	// Err is the call's error, or nil.
+	// Err is the call's error.
 	Err error
 }
 
-// WithObserver sets the [Observer]. Default: none. Nil is a core.ErrInvalidOption.
+// WithObserver has o told what the Store does.
 func WithObserver(o Observer) Option {
 	return func(s *Store) error {
 		if absent.Is(o) {
@@ -75,7 +72,7 @@ func WithObserver(o Observer) Option {
 	}
 }
 
-// observe reports a call that ended with err, or else with done.
+// observe tells of a call that ended with err, or else as done says.
 func (s *Store) observe(ctx context.Context, name string, done EventKind, err error) {
 	if s.observer == nil || done == "" && err == nil {
 		return
@@ -91,7 +88,7 @@ func (s *Store) observe(ctx context.Context, name string, done EventKind, err er
 	observing.Tell(ctx, nil, "idempotency", func() { s.observer.OnEvent(ctx, Event{done, name, err}) })
 }
 
-// event is the result of a Lookup.
+// event is what a Lookup found.
 func (r Record) event() EventKind {
 	switch {
 	case r.Outcome != nil, r.Ticket.ID != "" && time.Now().Before(r.Ticket.ExpiresAt):

@@ -18,19 +18,19 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// The errors of a Store, beside [core.ErrUnavailable], [ErrSealed] and the error of the caller's ctx.
+// What a Store answers beside core.ErrUnavailable and the caller's ctx's error.
 var (
 	// ErrDiffers: the key was used for work with another fingerprint.
 	ErrDiffers = errors.New("the idempotency key was used for other work")
-	// ErrOvertaken: a holder with a greater fence has begun the work: the caller's
-	// lease is lost, even if the caller does not know it.
+	// ErrOvertaken: somebody whose fence is greater has begun the work: the caller's
+	// lease is lost, whether it knows or not.
 	ErrOvertaken = errors.New("a later holder has begun the work")
 )
 
 const (
-	// DefaultTTL is the default of [WithTTL].
+	// DefaultTTL is how long a record is remembered, unless WithTTL says otherwise.
 	DefaultTTL = 24 * time.Hour
-	// MinTTL is the shortest TTL.
+	// MinTTL bounds WithTTL from below, and MaxTTL from above.
 	MinTTL = time.Second
 	// MaxTTL is the longest TTL.
 	MaxTTL = 90 * 24 * time.Hour
@@ -50,22 +50,22 @@ var (
 	forgetScript = luascript.Load(scripts, "forget")
 )
 
-// Store has the records. It is safe for concurrent use, has no goroutines, and needs no closing.
-// The zero Store is not useful: use [New].
+// Store keeps records. It is safe for concurrent use, has no goroutines, and needs no
+// closing. The zero Store is not useful: use New.
 type Store struct {
 	rdb    redis.UniversalClient
 	prefix string
 	ttl    time.Duration
 
 	sealer   *keyring.Sealer // nil: outcomes are stored as they are
-	observer Observer        // may be nil
+	observer Observer        // nil: nobody is told
 }
 
 // Option configures a Store.
 type Option func(*Store) error
 
-// WithPrefix sets the prefix of the names of records in Redis. Default "perkey"; give it the prefix
-// of core.WithPrefix. 1 to 64 bytes, no braces, white space or control bytes.
+// WithPrefix sets what the names of records in Redis begin with. Default "perkey"; give
+// it what core.WithPrefix has.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) error {
 		if !ident.ValidPrefix(prefix) {
@@ -76,9 +76,9 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithTTL sets how long a record is stored after the work was last begun, parked or finished. It
-// should be longer than clients retry, and longer than the work takes. Default 24 h; 1 s to 90
-// days.
+// WithTTL sets how long a record is remembered after it was begun, parked or finished
+// last. It should be longer than clients go on trying, and than the work takes.
+// Default 24 h; 1 s to 90 days.
 func WithTTL(ttl time.Duration) Option {
 	return func(s *Store) error {
 		if ttl < MinTTL || ttl > MaxTTL {
@@ -89,8 +89,8 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// New makes a Store on rdb, which stays the caller's to close. It does not talk to Redis. Its error
-// wraps [core.ErrInvalidOption].
+// New makes a Store on rdb, which stays the caller's to close. It does not talk to
+// Redis. Its error wraps core.ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
 	if absent.Is(rdb) {
 		return nil, invalid("New: the redis client is nil")
@@ -107,41 +107,39 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
-// Work names one piece of work.
+// Work is one piece of work.
 type Work struct {
-	// Name identifies the record: it is made of the client's key and of everything that distinguishes
-	// it from the same key of others, such as the principal. It becomes part of a name in Redis, so it
-	// should be a hash: a key is the client's secret. See [NameOf].
+	// Name is what the record is found by: the client's key, and everything that keeps
+	// it apart from the same key of others. It becomes part of a name in Redis, so it
+	// should be a hash: a key is the client's secret.
 	Name string
-	// Fingerprint is a hash of the request. Only in a Lookup may it be empty: that finds any request's record.
+	// Fingerprint is a hash of what was asked for. It is never empty, but in a Lookup whatever was asked for.
 	Fingerprint string
 }
 
-// NameOf returns the Name of a request's Work, as package httplock makes it. route is
-// httplock.Exchange.Name, as observers have it, such as "POST /orders/{id}", or method and path if
-// that is empty. principal is the result of the principal function, empty if there is none. key is
-// the Idempotency-Key without quotes.
+// NameOf is the Name of a request's Work, as package httplock makes it: of its route (httplock.Exchange.Name, as
+// observers have it, such as "POST /orders/{id}", or method and path if that is empty), of who sent it, as the principal
+// function returns it, empty if there is none, and of its Idempotency-Key without quotes.
 func NameOf(route, principal, key string) string {
 	return ident.Hash([]byte(route), []byte(principal), []byte(key))
 }
 
-// Record is what is known of a [Work].
+// Record is what is known of a Work.
 type Record struct {
-	// Found: there is a record.
+	// Found: there is one.
 	Found bool
-	// Begun: a process has begun to run the work. It may have died since.
+	// Begun: somebody began to run it, who may have died since.
 	Begun bool
-	// Outcome is what Finish stored. Nil: the work was not finished.
+	// Outcome is what came of it. Nil: it was not finished.
 	Outcome []byte
-	// Ticket is the ticket with which the work was last parked. Its ID is empty if it was never parked.
+	// Ticket is what it was parked under last. Its ID is empty if it never was.
 	Ticket core.Ticket
 }
 
-// Begin records that the work is to run now, under the fence of the caller's lease. If outcome and
-// err are nil, the caller is to run it; otherwise outcome is the result of an earlier run. Begin
-// may be called again under the same fence. The caller holds the lease until after Finish. It
-// blocks for one round trip. After an error the work must not run; after one that wraps
-// [core.ErrUnavailable] it may be recorded as begun.
+// Begin records that the work is to run now, under the fence of the caller's lease. A
+// nil outcome and a nil error say that the caller is to run it; an outcome is what came
+// of it already. It may be called again under the same fence. The caller holds the lease
+// until after Finish. It blocks for one round trip.
 func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte, err error) {
 	done := EventBegun
 	defer func() { s.observe(ctx, w.Name, done, err) }()
@@ -156,26 +154,24 @@ func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte,
 	return outcome, nil
 }
 
-// Finish stores the outcome of work that was begun under the same fence. The outcome must not be
-// empty. Finish may be called again. It blocks for one round trip. After an error that wraps
-// [core.ErrUnavailable] the outcome may be stored.
+// Finish records what came of the work, which was begun under the same fence. An outcome
+// is not empty. It may be called again. It blocks for one round trip.
 func (s *Store) Finish(ctx context.Context, w Work, fence int64, outcome []byte) error {
 	_, err := s.run(ctx, "finish", finishScript, w, fence, s.ttl.Milliseconds(), s.seal(w, outcome))
 	s.observe(ctx, w.Name, EventStored, err)
 	return err
 }
 
-// Parked records that the work was parked under a ticket, so that it is not parked again before the
-// ticket expires. Finished work is left as it is. It blocks for one round trip.
+// Parked records that the work was parked, so that it need not be parked again before
+// the ticket expires. Finished work is left as it is. It blocks for one round trip.
 func (s *Store) Parked(ctx context.Context, w Work, t core.Ticket) error {
 	_, err := s.run(ctx, "park", parkedScript, w, s.ttl.Milliseconds(), t.ID, t.Queue, t.ExpiresAt.UnixMilli())
 	s.observe(ctx, w.Name, EventParked, err)
 	return err
 }
 
-// Lookup returns what is known of the work; without a fingerprint, of any request with the name. If
-// the outcome cannot be opened, the error matches [ErrSealed], and the rest of the Record is set.
-// It blocks for one round trip.
+// Lookup tells what is known of the work, whatever it was if it has no fingerprint. If its outcome cannot be opened, the error matches
+// ErrSealed, and the rest of the Record is there. It blocks for one round trip.
 func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 	if w.Fingerprint != "" {
 		defer func() { s.observe(ctx, w.Name, r.event(), err) }()
@@ -203,18 +199,16 @@ func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 	return r, nil
 }
 
-// Forget removes a record, and reports whether there was one: the work runs again if it is
-// requested again. Work that is running is not stopped: its Finish makes the record anew. It blocks
-// for one round trip.
+// Forget removes a record, and reports whether there was one: its work runs again if it is asked for again. Work that is under way
+// is not stopped: its Finish makes a record anew. It blocks for one round trip.
 func (s *Store) Forget(ctx context.Context, name string) (forgotten bool, err error) {
 	return s.forget(ctx, name, func(ctx context.Context) (int64, error) {
 		return s.rdb.Del(ctx, s.name(name)).Result()
 	})
 }
 
-// ForgetIf is [Store.Forget] for a record that is still in the state that Lookup has seen: parked,
-// begun or finished. It reports false, and removes nothing, if there is none or its state has
-// changed. After an error it may have been removed.
+// ForgetIf is Forget for a record that is still as Lookup has seen it: parked, begun or with an outcome. It reports false, and
+// removes nothing, if there is none or it is not so any more. After an error it may have been removed.
 func (s *Store) ForgetIf(ctx context.Context, name string, seen Record) (forgotten bool, err error) {
 	if !seen.Found {
 		return false, nil
@@ -243,7 +237,7 @@ func (s *Store) forget(ctx context.Context, name string, remove func(context.Con
 	return n > 0, nil
 }
 
-// run calls a script, and returns its reply unless that is a refusal.
+// run calls a script, and returns what it said if that is not a refusal.
 func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w Work, args ...any) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -267,7 +261,7 @@ func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w 
 	}
 }
 
-// name is the name of a record. The empty braces keep braces in work from choosing a slot.
+// name is the record's. The empty braces keep braces in the name from choosing a slot.
 func (s *Store) name(work string) string { return s.prefix + ":idem{}:" + work }
 
 func (s *Store) failed(ctx context.Context, op string, err error) error {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// IntAliases returns several ways to write one whole number in a path: 42, 042, +42, 0042, %34%32,
-// and with spaces around it. The first is the usual one.
+// IntAliases returns ways to write one whole number in a path: 42, 042, +42, 0042, %34%32, and with spaces around it.
+// The first is the usual one.
 func IntAliases(id int) []string {
 	sign, digits := "", strconv.Itoa(id)
 	if id < 0 {
@@ -26,9 +26,8 @@ func IntAliases(id int) []string {
 	return aliases
 }
 
-// UUIDAliases returns several ways to write one UUID in a path: in lower and upper case, without
-// hyphens, in braces, after urn:uuid:, percent-encoded, and with a space after it. id has hyphens;
-// the first alias is in lower case.
+// UUIDAliases returns ways to write one UUID in a path: in lower and upper case, without hyphens, in braces, behind
+// urn:uuid:, percent-encoded, and with a space behind it. id has hyphens; the first alias is in lower case.
 func UUIDAliases(id string) []string {
 	lower, upper := strings.ToLower(id), strings.ToUpper(id)
 	return []string{
@@ -46,19 +45,17 @@ func escaped(s string) string {
 	return b.String()
 }
 
-// settling is how long requests may take to reach the handler that they must not reach.
+// settling is how long requests that are not answered have to reach the handler that they must not reach.
 var settling = 250 * time.Millisecond
 
-// RequireOneAtATime fails the test if two requests for one thing run at once because their ids are
-// written in two ways. route builds the service's route around work, which stands for what must not
-// run twice at the same time: it is either the route's handler, or what the real handler calls once
-// it knows the id. request makes the request for an alias of the id; [IntAliases] and [UUIDAliases]
-// return some.
+// RequireOneAtATime fails the test if two requests for one thing run at once because their ids are written in two ways.
+// route builds the service's route around work, which stands for what must not run twice at a time: a handler of its own, or
+// what the real one calls once it knows the id. request makes the request for an alias of the id; [IntAliases] and
+// [UUIDAliases] return some.
 //
-// The request with the first alias must reach work, and then holds its key. All others are sent at
-// the same time. A request that is refused passes, for its key or for its id, and so does one that
-// waits; one that reaches work fails the test. Requests that wait then run, one at a time. The
-// route may have any policy. A guard that allows several holders at once fails the test.
+// The first alias must reach work, and keeps its key. Then all others are sent at once: those that are refused, for
+// their key or as no id, and those that wait are as they should be; one that reaches work fails the test. Those that wait have
+// their turn then, one at a time. The policy may be any; a guard that is made for several at once fails.
 func RequireOneAtATime(t TB, route func(work http.Handler) http.Handler, request func(alias string) *http.Request, aliases ...string) {
 	t.Helper()
 	if len(aliases) < 2 {
@@ -120,24 +117,24 @@ func RequireOneAtATime(t TB, route func(work http.Handler) http.Handler, request
 	}
 }
 
-// closed is a channel of times that is closed.
+// closed is a time that has come.
 var closed = func() <-chan time.Time {
 	c := make(chan time.Time)
 	close(c)
 	return c
 }()
 
-// aliasKey is the key of a request's alias in its ctx.
+// aliasKey is where a request's ctx has its alias.
 type aliasKey struct{}
 
-// work is the handler that must not run twice at the same time.
+// work is the handler that must not run twice at a time.
 type work struct {
 	first, leave chan struct{}
 
 	mu       sync.Mutex
 	begun    bool
 	inside   []string
-	together []string // aliases that reached it while another was inside
+	together []string // which reached it beside another
 }
 
 func (w *work) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
@@ -154,7 +151,7 @@ func (w *work) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 		close(w.first)
 		<-w.leave
 	}
-	time.Sleep(time.Millisecond) // time for another request to arrive
+	time.Sleep(time.Millisecond) // for another to come
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.inside = slices.DeleteFunc(w.inside, func(other string) bool { return other == alias })

@@ -8,13 +8,13 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// Policy is a [core.ConflictPolicy] that returns given decisions, and records the conflicts. The
-// zero Policy rejects. Use it by its address. It is safe for concurrent use; set its fields before
-// the first conflict.
+// Policy is a core.ConflictPolicy that decides as it was told, and remembers each conflict
+// that it was asked about. The zero Policy rejects. It is used by its address, and is safe
+// for concurrent use; its fields are set before the first conflict.
 type Policy struct {
-	// Decisions are returned one after the other, whichever calls ask.
+	// Decisions are given one after the other, whichever calls ask.
 	Decisions []core.Decision
-	// Then decides when all Decisions were returned; it may be a policy under test. Nil:
+	// Then decides when all Decisions were given: a policy under test, perhaps. Nil:
 	// the call is rejected.
 	Then core.ConflictPolicy
 
@@ -22,7 +22,7 @@ type Policy struct {
 	conflicts []core.Conflict
 }
 
-// OnConflict implements [core.ConflictPolicy].
+// OnConflict implements core.ConflictPolicy.
 func (p *Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
 	p.mu.Lock()
 	n := len(p.conflicts)
@@ -38,7 +38,7 @@ func (p *Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision
 	}
 }
 
-// Validate returns the error of Then, if that is a [core.Validator].
+// Validate reports what Then, if it is a core.Validator, finds wrong with itself.
 func (p *Policy) Validate() error {
 	if v, ok := p.Then.(core.Validator); ok {
 		return v.Validate()
@@ -46,21 +46,20 @@ func (p *Policy) Validate() error {
 	return nil
 }
 
-// Honors implements [core.PreferencePolicy]: it returns the part of a preference that Then honors. httplock asks it whether
-// requests may be parked.
+// Honors returns the part of a preference that Then honors: by this httplock knows whether requests may be parked.
 func (p *Policy) Honors(prefers core.Preference) core.Preference {
 	return core.Honored(p.Then, prefers)
 }
 
-// Conflicts returns the conflicts so far, in order.
+// Conflicts returns the conflicts so far, in their order.
 func (p *Policy) Conflicts() []core.Conflict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.conflicts)
 }
 
-// RequireConflicts waits until there were at least n conflicts, and fails the test if that takes
-// more than ten seconds.
+// RequireConflicts fails the test unless there were n conflicts at least, or are within ten
+// seconds.
 func (p *Policy) RequireConflicts(t TB, n int) {
 	t.Helper()
 	if done, _ := eventually(func(context.Context) (bool, error) { return len(p.Conflicts()) >= n, nil }); !done {

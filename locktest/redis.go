@@ -10,37 +10,39 @@ import (
 	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
-// TB is the part of a test that this package needs: a *testing.T, *testing.B or *testing.F, or the
-// equivalent of another test framework. Call its methods only on the test's own goroutine.
+// TB is what this package needs of a test. A *testing.T, a *testing.B and a *testing.F
+// are one, and so is what other test frameworks have in their place. As with those, it is
+// for the test's own goroutine.
 type TB interface {
 	Helper()
 	Cleanup(f func())
 	Fatalf(format string, args ...any)
 }
 
-// waitTimeout is how long this package waits for something to happen.
+// waitTimeout is how long this package waits for what must come.
 var waitTimeout = 10 * time.Second
 
-// Redis is a Redis for a test, together with another holder of keys. It is safe for concurrent use.
-// Methods that take a TB must be given that of the test, or subtest, that calls them.
+// Redis is a Redis for a test, together with somebody else who takes keys there. It is
+// safe for concurrent use; each of its methods that takes a TB must be given the one of
+// the test, or subtest, that calls it.
 //
-// The zero Redis is not useful: use [New] or [On].
+// The zero Redis is not useful: use New or On.
 type Redis struct {
 	rdb    redis.UniversalClient
 	prefix string
-	other  *core.Locker // the other holder
+	other  *core.Locker // somebody else
 	addr   string
-	sim    *simulation // nil: not an embedded Redis
+	sim    *simulation // of an embedded Redis
 }
 
 // Option configures a Redis.
 type Option func(*Redis)
 
-// WithPrefix sets the prefix of the keys: the one that the service under test gives to
-// core.WithPrefix. Default "perkey".
+// WithPrefix sets the prefix of the keys that this Redis is about: the one that
+// the service under test gives to core.WithPrefix. Default "perkey".
 func WithPrefix(prefix string) Option { return func(r *Redis) { r.prefix = prefix } }
 
-// New starts a Redis in this process. It ends with the test.
+// New starts a Redis in this process, which ends with the test.
 func New(t TB, opts ...Option) *Redis {
 	t.Helper()
 	server, err := embedded.Start()
@@ -56,8 +58,8 @@ func New(t TB, opts ...Option) *Redis {
 	return r
 }
 
-// On uses the Redis of rdb, which stays the caller's to close, after the test. Tests that run there
-// at the same time must use different keys or prefixes.
+// On is about the Redis of rdb, which stays the caller's to close, after the test.
+// Tests that run there at the same time keep apart by keys or prefixes.
 func On(t TB, rdb redis.UniversalClient, opts ...Option) *Redis {
 	t.Helper()
 	r := &Redis{rdb: rdb, prefix: "perkey"}
@@ -74,13 +76,13 @@ func On(t TB, rdb redis.UniversalClient, opts ...Option) *Redis {
 // Client returns a client of the Redis, which is closed with the test.
 func (r *Redis) Client() redis.UniversalClient { return r.rdb }
 
-// Addr returns the address of a Redis of [New], for services that make their own client. It is
-// empty for one of [On].
+// Addr is where a Redis of New listens, for services that make their own client. It is
+// empty for one of On.
 func (r *Redis) Addr() string { return r.addr }
 
-// Locker makes a Locker on this Redis, under its prefix; it is closed with the test. Each Locker is
-// like another replica of the service. With a short core.WithTTL an expired lease is noticed
-// earlier.
+// Locker makes a Locker on this Redis, under its prefix, which is closed with the test.
+// Each is like another replica of the service. A short core.WithTTL lets a lease that
+// expired be noticed earlier.
 func (r *Redis) Locker(t TB, opts ...core.Option) *core.Locker {
 	t.Helper()
 	l, err := core.New(r.rdb, append([]core.Option{core.WithPrefix(r.prefix)}, opts...)...)
@@ -91,7 +93,8 @@ func (r *Redis) Locker(t TB, opts ...core.Option) *core.Locker {
 	return l
 }
 
-// eventually calls ok until it returns true or waitTimeout is over. It returns ok's last error.
+// eventually calls ok until it returns true, or for as long as waitTimeout lasts. It
+// returns ok's last error.
 func eventually(ok func(context.Context) (bool, error)) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
@@ -101,7 +104,7 @@ func eventually(ok func(context.Context) (bool, error)) (bool, error) {
 		if done {
 			return true, nil
 		}
-		if ctx.Err() == nil { // else err may only say that ctx has ended
+		if ctx.Err() == nil { // else err may be about no more than that
 			last = err
 		}
 		select {

@@ -10,9 +10,9 @@ import (
 
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-// Hold takes key for another holder, and keeps it until release is called or the test ends. If the
-// key is held it waits, and fails the test if it does not get it in ten seconds. release may be
-// called twice. Options choose the mode: core.Shared is a reader.
+// Hold takes key for somebody else, who releases it at release or when the test
+// ends. It waits for its turn if the key is held, and fails the test if it does not get it
+// in ten seconds. release may be called twice. Options choose the mode: core.Shared is a reader.
 func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
@@ -24,10 +24,10 @@ func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func
 	return keep(t, lease)
 }
 
-// Steal takes key from its holders, for another holder, and keeps it until release is called or the
-// test ends. The holders' contexts end with a cause that wraps [core.ErrLeaseLost], now or at their
-// next renewal; calls that wait go on waiting. It fails the test if nobody holds the key. release
-// may be called twice.
+// Steal takes key from those who hold it, for somebody else, who releases it at
+// release or when the test ends. The holders' contexts end with a cause that wraps
+// core.ErrLeaseLost, now or at their next renewal; calls that wait go on waiting. It fails the
+// test if nobody holds the key. release may be called twice.
 func (r *Redis) Steal(t TB, key string) (release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
@@ -39,7 +39,7 @@ func (r *Redis) Steal(t TB, key string) (release func()) {
 	return keep(t, lease)
 }
 
-// keep returns the lease's release, and calls it at the end of the test.
+// keep returns the lease's release, and has it called at the end of the test.
 func keep(t TB, lease *core.Lease) (release func()) {
 	t.Helper()
 	release = func() { _ = lease.Release(context.Background()) }
@@ -57,7 +57,7 @@ func (r *Redis) steal(ctx context.Context, key string) (*core.Lease, error) {
 	if before.Free() {
 		return nil, errNotHeld
 	}
-	// Calls that wait do not get a key that is reserved.
+	// Of those who wait, nobody gets a key that is reserved.
 	if _, err := reservations.Reserve(ctx, r.other, key, waitTimeout); err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (r *Redis) steal(ctx context.Context, key string) (*core.Lease, error) {
 	return lease, nil
 }
 
-// rob forces key from its holders until it has it. It reports whether there were any.
+// rob takes key from its holders until it has it. It reports whether there were any.
 func (r *Redis) rob(ctx context.Context, key string) (lease *core.Lease, robbed bool, err error) {
 	for {
 		info, err := r.other.Inspect(ctx, key)

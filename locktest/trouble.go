@@ -2,10 +2,10 @@ package locktest
 
 import "time"
 
-// FastForward sets the clock of an embedded Redis forward by d. Leases, reservations and TTLs there
-// end that much earlier; the clocks of this process are not changed. A lease that was just granted
-// lasts at most core.DefaultFirstLease, whatever its TTL, until its first renewal. It fails the
-// test on a Redis of [On].
+// FastForward sets the clock of an embedded Redis forward by d. Leases, reservations
+// and whatever else has its time there come to their ends that much earlier; the clocks of
+// this process know nothing of it. A lease that was granted just now has core.DefaultFirstLease
+// at most, whatever its TTL, until its first renewal. It fails the test on a Redis of On.
 func (r *Redis) FastForward(t TB, d time.Duration) {
 	t.Helper()
 	if d < 0 {
@@ -14,12 +14,12 @@ func (r *Redis) FastForward(t TB, d time.Duration) {
 	r.simulated(t, "FastForward").forward(d)
 }
 
-// Down makes an embedded Redis unreachable, until up is called or the test ends: each connection is
-// cut at its next command. What Redis stores stays, and expires meanwhile. up may be called twice.
-// It fails the test on a Redis of [On].
+// Down makes an embedded Redis unreachable, until up is called or the test ends: each
+// connection is cut at its next command. What Redis holds stays, and runs out meanwhile. up
+// may be called twice. It fails the test on a Redis of On.
 //
-// How soon calls fail depends on the client's time-outs and retries: with those of [Redis.Client],
-// which are go-redis's defaults, after a second or two.
+// How soon calls fail then is for the client's time-outs and retries to say: with those
+// of Client, and go-redis's default ones, after a second or two.
 func (r *Redis) Down(t TB) (up func()) {
 	t.Helper()
 	sim := r.simulated(t, "Down")

@@ -19,7 +19,7 @@ const (
 	DefaultMaxWait = 2 * time.Second
 )
 
-// Jitter says how delays are randomised, so that calls which collided do not collide again.
+// Jitter says how delays are spread, so that calls which met do not meet again.
 type Jitter int
 
 const (
@@ -30,30 +30,33 @@ const (
 	DecorrelatedJitter
 )
 
-// Policy lets a call whose key is held wait, and ask again after delays that grow from Initial to
-// Max. The release of the key wakes it earlier. When MaxAttempts or MaxWait is reached, or the next
-// delay would end after the ctx's deadline, Then decides.
+// Policy lets a call whose key is held wait, and ask again after delays that
+// grow from Initial to Max. The release of the key wakes it earlier. When
+// MaxAttempts or MaxWait is reached, or the next delay would outlast the ctx's
+// deadline, Then decides.
 //
-// A call's preference ([core.Preference]) can shorten the wait, and never lengthens it. If the
-// caller prefers deferred work, and Then defers, the call does not wait.
+// A call's preference (core.Preference) shortens the wait, and never lengthens it. A
+// caller who would rather have its work deferred does not wait at all, if Then defers.
 //
-// The zero Policy is ready to use. A Policy holds no state: one value serves all goroutines.
+// The zero Policy is ready to use. A Policy holds no state: one value serves all
+// goroutines.
 type Policy struct {
-	// Initial is the first delay, before jitter. Zero: 20 ms. Otherwise at least 1 ms.
+	// Initial is the first delay before jitter. Zero: 20 ms. This and the next two are at
+	// least 1 ms, if they are not zero.
 	Initial time.Duration
-	// Max is the longest delay, before jitter. Zero: 500 ms, or Initial if that
-	// is longer. Otherwise at least 1 ms, and no less than Initial.
+	// Max is the longest delay before jitter. Zero: 500 ms, or Initial if that
+	// is longer.
 	Max time.Duration
-	// MaxWait is the longest time from the first attempt to the last, which is made when it is over.
-	// Zero: 2 s. Otherwise at least 1 ms.
+	// MaxWait is the longest time from the first attempt to the last. Zero: 2 s.
+	// The last attempt is made when it is over.
 	MaxWait time.Duration
 	// MaxAttempts is how often the call may ask for the key, the first time
-	// included. To wait behind another call of the same process counts as asking.
+	// included. Waiting behind another call of the same process counts too.
 	// Zero: as often as MaxWait allows.
 	MaxAttempts int
-	// Jitter says how delays are randomised.
+	// Jitter says how delays are spread.
 	Jitter Jitter
-	// Then decides when the call has waited in vain. Nil: the call is rejected.
+	// Then decides when waiting has not helped. Nil: the call is rejected.
 	Then core.ConflictPolicy
 }
 
@@ -62,8 +65,8 @@ var (
 	_ core.PreferencePolicy = Policy{}
 )
 
-// Validate returns an error if a field has a value that cannot work, Then's fields included. It
-// wraps [core.ErrInvalidOption]. [core.Locker.Guard] calls it.
+// Validate reports a field that cannot work, Then's included. It wraps
+// core.ErrInvalidOption. core.Locker.Guard calls it.
 func (p Policy) Validate() error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("retry: %w: Policy.%s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
@@ -96,7 +99,7 @@ func (p Policy) Validate() error {
 	return nil
 }
 
-// OnConflict implements [core.ConflictPolicy].
+// OnConflict implements core.ConflictPolicy.
 func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
 	if err := p.Validate(); err != nil {
 		return core.Reject(), err
@@ -113,7 +116,7 @@ func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	return core.RetryAfter(delay), nil
 }
 
-// maxWait is how long a call may wait, and is willing to.
+// maxWait is how long a call may wait, and wants to.
 func (p Policy) maxWait(call core.Call) time.Duration {
 	most := orDefault(p.MaxWait, DefaultMaxWait)
 	switch prefers := p.Honors(call.Prefer); {
@@ -125,11 +128,11 @@ func (p Policy) maxWait(call core.Call) time.Duration {
 	return most
 }
 
-// Waits implements [core.WaitingPolicy].
+// Waits implements core.WaitingPolicy.
 func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
 
-// Honors implements [core.PreferencePolicy]: a preference can bound the wait, and have work
-// deferred if Then defers it. A bound of at least MaxWait changes nothing.
+// Honors implements core.PreferencePolicy: waiting can be bounded, and work can be
+// deferred if Then defers it. A bound that is no shorter than MaxWait changes nothing.
 func (p Policy) Honors(prefers core.Preference) core.Preference {
 	then := core.Honored(p.Then, prefers)
 	if prefers.Bounded && prefers.Wait >= orDefault(p.MaxWait, DefaultMaxWait) && !then.Bounded {

@@ -7,24 +7,23 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// The errors that stop a holder, distinguished by [errors.Is]. A holder that gets one of them must write nothing,
+// What stops a holder, told apart by [errors.Is]. A holder that gets one of them must write nothing,
 // since what it has read may be out of date. Other errors are the database's: after those,
 // too, begin again with [Claim].
 var (
-	// ErrStale: a newer holder of the key has claimed. It matches every [*StaleError], which
-	// matches [core.ErrLeaseLost] too.
+	// ErrStale: a newer holder of the key has claimed. Matches every *StaleError, which
+	// matches core.ErrLeaseLost too.
 	ErrStale = errors.New("a newer holder has claimed")
-	// ErrNotClaimed: the lease has no claim on the key. Its holder did not call [Claim]
-	// before it read, or the row was removed since.
+	// ErrNotClaimed: the lease has no claim on the key. Its holder did not call Claim
+	// before it read, or its row has been removed since.
 	ErrNotClaimed = errors.New("not claimed")
 )
 
-// StaleError is the refusal of a holder because a newer holder of its key has claimed. It matches
-// [ErrStale].
+// StaleError is the refusal of a holder whose key a newer one has had.
 type StaleError struct {
 	Key   string
 	Fence int64 // of the refused holder's lease
-	// Newest is the newest fence that was claimed. It is about the time of that lease's grant, in
+	// Newest is the fence that has claimed: about when its lease was granted, in
 	// microseconds since 1970. Zero: not known, as after [Exec].
 	Newest int64
 }

@@ -19,25 +19,26 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Table is a table with the newest fence of each key, in the database whose rows it protects. The
-// zero Table is the one that [Claim], [Check] and [Write] use. Services that share a Table must
-// also share a Redis and a core.WithPrefix: otherwise their fences of one key are not comparable.
+// Table is a table in which the newest fence of each key is kept. It stands in the database
+// whose rows it protects. The zero Table is the one that [Claim], [Check] and [Write] use.
+// Services that share a Table share a Redis and a core.WithPrefix too, or their fences of
+// one key would have nothing to do with each other.
 //
 // A Table is a value, and safe for concurrent use.
 type Table struct {
-	// Name is the table's name, with or without a schema, such as "shop.fences": letters, digits and
-	// underscores. Default: perkey_fences.
+	// Name is the table's name, perhaps with its schema's: letters, digits and
+	// underscores, "shop.fences". Default: perkey_fences.
 	Name string
 	// Dialect is the database's SQL. Default: PostgreSQL, which is for SQLite too.
 	Dialect Dialect
 }
 
-// Create returns the statement that creates the table, for your migrations:
+// Create is the statement that creates the table, for your migrations:
 //
 //	CREATE TABLE IF NOT EXISTS perkey_fences (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)
 //
-// PostgreSQL accepts only keys that are valid UTF-8. Create does not check Name and Dialect; the
-// other methods do, and return an error that wraps [core.ErrInvalidOption].
+// PostgreSQL takes keys there that are valid UTF-8. Create does not check Name and Dialect; the other methods do, and
+// return an error that wraps core.ErrInvalidOption.
 func (t Table) Create() string { return t.statement(dialects[t.Dialect].create) }
 
 // Claim is [Claim] in this table.
@@ -88,9 +89,9 @@ func (t Table) Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func
 	return nil
 }
 
-// Prune removes the rows of keys whose last claim was made under a lease that was granted before
-// then, and returns how many. A holder whose row is gone is refused with [ErrNotClaimed], even if
-// no newer holder claims: leave the claims of holders that may still work.
+// Prune removes the rows of keys whose last claim came under a lease that was granted before
+// then, and returns how many there were. A holder whose row is gone is refused with
+// ErrNotClaimed, whoever claims next: leave the claims of all who may still work.
 func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed int64, err error) {
 	if err = t.valid(); err == nil {
 		removed, err = exec(ctx, q, t.statement(dialects[t.Dialect].prune), then.UnixMicro())
@@ -101,8 +102,7 @@ func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed in
 	return removed, nil
 }
 
-// ask runs a claim or a check. If that refuses the lease, it returns the fence that is stored, or
-// 0.
+// ask runs a claim or a check. If that refuses the lease, it returns the fence that is there, or 0.
 func (t Table) ask(ctx context.Context, q Querier, lease *core.Lease, statement string) (newest int64, ok bool, err error) {
 	if err := errors.Join(t.valid(), mayClaim(lease)); err != nil {
 		return 0, false, err
@@ -138,7 +138,7 @@ func (t Table) valid() error {
 	return nil
 }
 
-// mayClaim returns an error unless a lease holds its key exclusively.
+// mayClaim says whether a lease can be the only one that has its key.
 func mayClaim(lease *core.Lease) error {
 	switch {
 	case lease == nil:

@@ -1,10 +1,10 @@
-// Package absent detects nil arguments, also those in an interface.
+// Package absent finds what callers forgot to set.
 package absent
 
 import "reflect"
 
-// Is reports whether v is nil or holds a nil pointer. A nil *redis.Client in a
-// redis.UniversalClient, for example, is not equal to nil.
+// Is reports whether v is nil, or holds a nil pointer: a *redis.Client that was never
+// made is no nil redis.UniversalClient.
 func Is(v any) bool {
 	if v == nil {
 		return true
