@@ -33,7 +33,7 @@ func (a admission) answered(fences []int64, err error) {
 		f = waitqueue.Failure{Err: store.Unavailable("acquire", q.key, err), Unsent: !store.MayHaveRun(err), Local: store.PoolTimeout(err)}
 	}
 	w.mu.Lock()
-	late := w.run(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))
+	late := w.apply(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))
 	w.unlock()
 	if err == nil {
 		w.locker.releaseLate(q.key, late)

@@ -6,8 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// ending is how the ctx of a lease ends: when its parent does, or by cancel or finish. The cancellation is made when
-// somebody waits for it or asks for the cause: many handlers do neither, and it costs five allocations.
+// ending is how the ctx of a lease ends: when its parent does, or by cancel or finish. The
+// cancellation is made only when it is needed, for a goroutine that waits for it or asks for the
+// cause: many handlers do neither, and it costs five allocations.
 type ending struct {
 	parent context.Context
 	made   atomic.Pointer[cancellation]
@@ -18,7 +19,7 @@ type cancellation struct {
 	cancel context.CancelCauseFunc
 }
 
-// finished is the cancellation of leases that were released before anybody asked for theirs.
+// finished is the cancellation of leases that were released before one of their own was made.
 var finished = func() *cancellation {
 	c := newCancellation(context.Background())
 	c.cancel(context.Canceled)
@@ -30,13 +31,13 @@ func newCancellation(parent context.Context) *cancellation {
 	return &cancellation{ctx, cancel}
 }
 
-// use takes a cancellation that was made already.
+// use takes a cancellation that was made by the caller.
 func (e *ending) use(c *cancellation) {
 	e.parent = c.ctx
 	e.made.Store(c)
 }
 
-// cancellation makes the cancellation, unless there is one.
+// cancellation returns the cancellation, and makes it if there is none.
 func (e *ending) cancellation() *cancellation {
 	if made := e.made.Load(); made != nil {
 		return made
@@ -54,13 +55,13 @@ func (e *ending) err() error {
 	}
 	err := e.parent.Err()
 	if err != nil {
-		return cmp.Or(e.cancellation().ctx.Err(), err) // from now on that is how it ended
+		return cmp.Or(e.cancellation().ctx.Err(), err) // the cancellation keeps the parent's cause
 	}
 	return nil
 }
 
-// cancel ends the ctx with a cause, unless it is over. The parent is not asked: the lease may be lost on another
-// goroutine than the caller's, and a framework's own ctx changes meanwhile.
+// cancel ends the ctx with a cause, unless it has ended. It does not ask the parent: the lease may
+// be lost on another goroutine than the caller's, and a framework's own ctx changes meanwhile.
 func (e *ending) cancel(cause error) {
 	if made := e.made.Load(); made != nil {
 		made.cancel(cause)
@@ -79,14 +80,14 @@ func (e *ending) finish() {
 	e.end(finished, context.Canceled)
 }
 
-// end takes a cancellation that is over, or cancels the one that was made.
+// end stores a cancellation that has ended, or cancels the one that was made.
 func (e *ending) end(over *cancellation, cause error) {
 	if !e.made.CompareAndSwap(nil, over) {
 		e.made.Load().cancel(cause)
 	}
 }
 
-// value is the parent's, but for what leads package context to the cancellation.
+// value is the parent's, except for the key by which package context looks for the cancellation.
 func (e *ending) value(key any) any {
 	if key == cancellationKey {
 		return e.cancellation().ctx.Value(key)
@@ -101,7 +102,7 @@ var cancellationKey = func() any {
 	return asked.key
 }()
 
-// endedContext knows for which key it was asked.
+// endedContext records the key that it is asked for.
 type endedContext struct {
 	context.Context
 	key any

@@ -23,8 +23,8 @@ type engineMutant struct {
 var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "leases.go",
-		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
-		new: "if %s {\n\t\t\t\treply.TTL *= 4\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		old: "t.schedule.Set(g, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		new: "if %s {\n\t\t\t\treply.TTL *= 4\n\t\t\t}\n\t\t\tt.schedule.Set(g, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		change: func(w *workload) {
 			// One that was stopped goes on within four times its lease.
 			w.Fixed, w.Try, w.MinLease, w.MaxLease, w.MaxWork = 0, 100, 180*time.Millisecond, 200*time.Millisecond, 600*time.Millisecond
@@ -33,8 +33,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
-		old:    "return trust.Until(u.Sent, a.opts.firstLease())",
-		new:    "return trust.Until(map[bool]time.Time{true: time.Now(), false: u.Sent}[%s], a.opts.firstLease())",
+		old:    "return trust.Until(req.Sent, a.opts.firstLease())",
+		new:    "return trust.Until(map[bool]time.Time{true: time.Now(), false: req.Sent}[%s], a.opts.firstLease())",
 		change: func(w *workload) { w.Fixed, w.Overrun, w.Try, w.MaxLease = 100, 50, 100, 120*time.Millisecond },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
@@ -50,8 +50,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a context does not look at the clock", file: "lease.go",
-		old:    "_ = held.hold.locker.leases.check(held) // ends the ctx if it is over",
-		new:    "if !%s {\n\t\t_ = held.hold.locker.leases.check(held)\n\t}",
+		old:    "_ = held.grant.locker.leases.check(held) // ends the ctx if it is over",
+		new:    "if !%s {\n\t\t_ = held.grant.locker.leases.check(held)\n\t}",
 		change: func(w *workload) { w.MaxLease, w.MaxWork, w.Try = 150*time.Millisecond, 500*time.Millisecond, 100 },
 		faults: map[faultKind]time.Duration{faultStop: 250 * time.Millisecond},
 	},
@@ -67,8 +67,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
+		old:    "switch owned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }
@@ -93,8 +93,8 @@ var testedMutants = []struct {
 	{mutant.Mutant{Name: "a period lasts for all of every", File: "once.go", Old: "o.minHold = every - every/10", New: "o.minHold = map[bool]time.Duration{true: every, false: every - every/10}[%s]"}, "^TestOnce_EachTick"},
 	{mutant.Mutant{Name: "a failed run keeps its period", File: "once.go", Old: "lease.minHold = 0\n", New: "if !%s {\n\t\tlease.minHold = 0\n\t}\n"}, "^TestOnce_AFailedRun"},
 	{mutant.Mutant{Name: "a split vote leaves a tick out", File: "once.go", Old: "if !l.store.Queues() {", New: "if !l.store.Queues() && !%s {"}, "^TestOnce_ASplitVote"},
-	{mutant.Mutant{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.hold, l.minHold-l.granted.Elapsed(now))", New: "owner.cancel(l.hold, map[bool]time.Duration{false: l.minHold - l.granted.Elapsed(now)}[%s])"}, "^TestOnce_APeriodSurvives"},
-	{mutant.Mutant{Name: "a MinHold counts from when Redis is back", File: "internal/store/release.go", Old: "if one.req.Stay > 0 {", New: "if one.req.Stay > 0 && !%s {"}, "^TestOnce_APeriodSurvives"},
+	{mutant.Mutant{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))", New: "owner.cancel(l.grant, map[bool]time.Duration{false: l.minHold - l.granted.Elapsed(now)}[%s])"}, "^TestOnce_APeriodSurvives"},
+	{mutant.Mutant{Name: "a MinHold counts from when Redis is back", File: "internal/store/release.go", Old: "if one.req.MinHoldLeft > 0 {", New: "if one.req.MinHoldLeft > 0 && !%s {"}, "^TestOnce_APeriodSurvives"},
 	{mutant.Mutant{Name: "a release hides the cause of the caller's ctx", File: "ending.go", Old: "if e.parent.Err() != nil {", New: "if e.parent.Err() != nil && !%s {"}, "^TestLease_ContextIsAskedAfter"},
 	{mutant.Mutant{Name: "the cause of a ctx is its caller's", File: "ending.go", Old: "key == cancellationKey", New: "key == cancellationKey && !%s"}, "^TestLease_ContextIsAskedAfter"},
 	{mutant.Mutant{Name: "a leader leads on after a Shutdown", File: "lead.go", Old: "lease.cancel(store.Closed", New: "if %s {\n\t\t\treturn\n\t\t}\n\t\tlease.cancel(store.Closed"}, "^TestLead_HandsOver"},

@@ -19,15 +19,15 @@ func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.store.Listening() }
 
-// KnowsRivals reports whether only calls of other processes are known to wait for key.
-func (l *Locker) KnowsRivals(key string) bool {
+// KnowsContention reports whether only calls of other processes are known to wait for key.
+func (l *Locker) KnowsContention(key string) bool {
 	l.waiters.mu.Lock()
 	defer l.waiters.mu.Unlock()
 	return l.waiters.wanted[key] != 0
 }
 
-// Rivals is for how many keys that is known.
-func (l *Locker) Rivals() int {
+// Contended is for how many keys that is known.
+func (l *Locker) Contended() int {
 	l.waiters.mu.Lock()
 	defer l.waiters.mu.Unlock()
 	return len(l.waiters.wanted)

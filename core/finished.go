@@ -2,13 +2,14 @@ package core
 
 import "github.com/perkey-go/perkey/core/internal/store"
 
-// finishedTokens are the owner tokens with which this process is done: they were released, or left
-// their key's FIFO. Redis may know them yet, or again: a replica that becomes the primary has not
-// heard of the latest. The message that grants the key to one of them names it without its secret.
+// finishedTokens are the owner tokens that this process no longer needs: they were released, or
+// left their key's FIFO. Redis may still know them, or know them again: a replica that becomes the
+// primary may have missed the latest writes. A message that grants the key to one of them names it
+// without its secret.
 type finishedTokens struct {
 	tokens map[string]string // by name
 	names  []string          // the latest maxFinished
-	next   int               // the oldest of them, once they are so many
+	next   int               // the oldest one's index, once there are maxFinished
 }
 
 const maxFinished = 4096

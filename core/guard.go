@@ -7,8 +7,8 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
-// Guard is a Locker together with what to do about conflicts; see [Locker.Guard]. It is safe for
-// concurrent use and needs no closing.
+// Guard is a [Locker] together with a [ConflictPolicy], which decides about calls whose key is
+// held; see [Locker.Guard]. It is safe for concurrent use and needs no closing.
 type Guard struct {
 	locker *Locker
 	policy ConflictPolicy
@@ -18,41 +18,42 @@ type Guard struct {
 
 // Call is one piece of work for a key.
 type Call struct {
-	// Key is what the work must have for itself; see ValidateKey.
+	// Key names what the work must have for itself; see [ValidateKey].
 	Key string
-	// Name says what kind of work it is, such as a route or a task type. It is
+	// Name is the kind of work, such as a route or a task type. It is
 	// for logs and metrics; it may be empty.
 	Name string
-	// ID identifies this piece of work, such as a request id, for those who inspect the
-	// key. It may be empty.
+	// ID identifies this piece of work, such as a request id; [Locker.Inspect] shows it. It may be
+	// empty.
 	ID string
-	// Principal is on whose behalf the work is done, such as a user's id, for the process that
-	// runs it later. It is stored with a deferred call, so it is never a credential.
+	// Principal identifies the user on whose behalf the work is done, for the process that
+	// runs it later. It is stored with a deferred call, so it must never be a credential.
 	// It may be empty.
 	Principal string
 	// Trace is the W3C traceparent of the caller's span, for the process that runs the work later
 	// to link to. One that is not valid is not stored. It may be empty.
 	Trace string
-	// Shared takes the key together with other shared calls, as the option Shared
+	// Shared takes the key together with other shared calls, as the option [Shared]
 	// does, whatever the Guard's options say: for work that only reads.
 	Shared bool
-	// Prefer is what the caller would like to happen if the key is held. Policies
-	// honor it as far as they can; see [PreferencePolicy].
+	// Prefer is what the caller would like to happen if the key is held. A policy
+	// honors it as far as it can; see [PreferencePolicy].
 	Prefer Preference
-	// Encode returns the work in the form that a queue stores. It runs only to
-	// defer the call. Nil: the call cannot be deferred.
+	// Encode returns the work as bytes for a queue to store. It is called only
+	// when the call is deferred. Nil: the call cannot be deferred.
 	Encode func() ([]byte, error)
-	// BeforeWait runs once, before the call waits for the first time. Its error
-	// refuses the call. It may be nil.
+	// BeforeWait is called once, before the call waits for the first time. If it returns an
+	// error, the call fails with that error. It may be nil.
 	BeforeWait func() error
 }
 
-// Guard makes a Guard: the Locker together with a policy, such as [RejectConflicts]; nil is that too.
-// Options apply to each lease of the Guard's; a call that its policy defers runs later under a lease of another's,
-// such as a delayqueue.Worker, which has options of its own.
+// Guard makes a [Guard] of the Locker and a policy, such as [RejectConflicts]; a nil policy is
+// RejectConflicts. The options apply to each lease of the Guard. They do not apply to a call that
+// its policy defers: that runs later under another lease, such as a delayqueue.Worker's, with the
+// worker's options.
 //
-// What an option, or a policy that is a Validator, finds wrong is reported by Err,
-// and by every Do. So is a nil Locker.
+// Guard does not fail. An invalid option, a policy whose [Validator] reports an error, and a nil
+// Locker are reported by [Guard.Err], and by every [Guard.Do].
 func (l *Locker) Guard(policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	g := &Guard{locker: l}
 	invalid := g.setPolicy(policy)
@@ -79,17 +80,18 @@ func (g *Guard) setPolicy(policy ConflictPolicy) error {
 	return nil
 }
 
-// OnFree returns a copy of the Guard that calls f when a key that one of its calls was refused may be
-// free, on a goroutine of its own, which Close of the Locker waits for. f's ctx ends when the Locker
-// refuses calls. A release calls f once for its key, however many calls were refused before. A call that is
-// refused while this process learns of a release, of its key or by chance of another, calls f at once.
+// OnFree returns a copy of the Guard that calls f when a key may be free for which one of its calls
+// was refused. f runs on a goroutine of its own, which Close of the Locker waits for; its ctx ends
+// when the Locker refuses calls. A release calls f once for its key, however many calls were
+// refused before. If this process learns of a release of the key while a call is being refused, f
+// is called at once; rarely this happens for the release of another key.
 //
-// Use a timeout as well: the notification can be lost, and none comes when a lease ends without a release, such as that
-// of a process that died, or when a [MinHold] or the period of [Locker.Once] ends: there the release calls f,
-// while the key is still held.
+// Use a time-out as well: the notification can be lost, and none is sent when a lease ends without
+// a release, such as that of a process that died. For a [MinHold], and for the period of
+// [Locker.Once], f is called at the release, while the key is still held.
 //
-// OnFree takes the place of a [NotifyRelease] among the Guard's options. A call whose policy waits, and
-// gives up, asks for the key once more, so that Redis knows whom to tell.
+// OnFree replaces a [NotifyRelease] among the Guard's options. A call whose policy waits and then
+// gives up asks for the key once more, so that Redis knows whom to tell.
 func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
 	if g == nil {
 		return nil
@@ -108,7 +110,8 @@ func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
 	return &c
 }
 
-// WithPolicy returns a copy of the Guard with another policy. What is wrong with that is reported by Err.
+// WithPolicy returns a copy of the Guard with another policy. If that is invalid, [Guard.Err] of
+// the copy says so.
 func (g *Guard) WithPolicy(policy ConflictPolicy) *Guard {
 	if g.Err() != nil {
 		return g
@@ -118,7 +121,7 @@ func (g *Guard) WithPolicy(policy ConflictPolicy) *Guard {
 	return &c
 }
 
-// Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
+// Err returns why the Guard cannot work, or nil. The error wraps [ErrInvalidOption].
 func (g *Guard) Err() error {
 	if g == nil {
 		return fmt.Errorf("core: %w: the guard is nil", ErrInvalidOption)
@@ -129,8 +132,8 @@ func (g *Guard) Err() error {
 	return g.err
 }
 
-// Exclusive reports whether a call has its key for itself: not if the Guard's options are
-// Shared or Counted for more than one.
+// Exclusive reports whether a call has its key for itself. It is false if the Guard's options have
+// [Shared] or [Counted] of more than one, or are invalid.
 func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
 
 // Locker returns the Guard's Locker; nil if it has none.
@@ -141,7 +144,7 @@ func (g *Guard) Locker() *Locker {
 	return g.locker
 }
 
-// Policy returns the Guard's policy; nil if that is RejectConflicts.
+// Policy returns the Guard's policy; nil if that is [RejectConflicts].
 func (g *Guard) Policy() ConflictPolicy {
 	if g == nil {
 		return nil
@@ -157,15 +160,13 @@ func (g *Guard) Honors(p Preference) Preference {
 	return Honored(g.policy, p)
 }
 
-// Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil
-// only if fn ran wholly within one lease and returned nil. If the key is held
-// the policy decides: the call waits, or Do returns a *ConflictError or a
-// *DeferredError without having run fn. A ctx that works under the key already
-// passes straight through.
+// Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil only if fn ran
+// wholly within one lease and returned nil. If the key is held the policy decides: the call waits,
+// or Do returns a [*ConflictError] or a [*DeferredError] without having run fn. If ctx works under
+// the key already, fn runs at once under that lease.
 //
-// The key is released when fn returns, also when it panics, and not before:
-// if ctx ends while fn runs, fn's own ctx ends, and the key stays held for as
-// long as fn takes.
+// The key is released when fn returns or panics, and not before. If ctx ends while fn runs, the ctx
+// of fn ends too, and the key stays held until fn returns.
 func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) error) error {
 	err := g.Err()
 	if g == nil || g.locker == nil {

@@ -45,7 +45,7 @@ func TestRelease_OfAKeyThatAnotherProcessWaitsForFollowsAPing(t *testing.T) {
 		queued(t, env, key, 1)
 		third := acquiring(t, lockers[2], key)
 		queued(t, env, key, 2)
-		redistest.Eventually(t, func() bool { return lockers[0].KnowsRivals(key) }, "the message that another process waits")
+		redistest.Eventually(t, func() bool { return lockers[0].KnowsContention(key) }, "the message that another process waits")
 		require.NoError(t, lease.Release(t.Context()))
 		require.Equal(t, before+1, pings(), "the message told")
 		next := granted(t, second)
@@ -54,7 +54,7 @@ func TestRelease_OfAKeyThatAnotherProcessWaitsForFollowsAPing(t *testing.T) {
 		last := granted(t, third)
 		require.NoError(t, last.Release(t.Context()))
 		require.Equal(t, before+2, pings(), "nobody waits")
-		require.False(t, lockers[0].KnowsRivals(key))
+		require.False(t, lockers[0].KnowsContention(key))
 	}
 }
 
@@ -74,12 +74,12 @@ func TestRelease_ARivalThatCameBeforeACallOfThisProcess(t *testing.T) {
 		rival := acquiring(t, other, "k")
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		require.True(t, own.KnowsRivals("k"))
+		require.True(t, own.KnowsContention("k"))
 		call := acquiring(t, own, "k")
 		time.Sleep(5 * time.Millisecond) // Redis has not got its question yet
 		synctest.Wait()
 		require.NoError(t, lease.Release(t.Context()))
-		require.False(t, own.KnowsRivals("k"), "nothing is left of it")
+		require.False(t, own.KnowsContention("k"), "nothing is left of it")
 		next := granted(t, rival)
 		waiting(t, call, "the other process was first")
 		require.NoError(t, next.Release(t.Context()))
@@ -94,7 +94,7 @@ func TestRivals_AreBounded(t *testing.T) {
 	for i := range 5000 {
 		l.HearWanted(fmt.Sprint("k", i), time.Now().UnixMicro())
 	}
-	require.LessOrEqual(t, l.Rivals(), 1024)
+	require.LessOrEqual(t, l.Contended(), 1024)
 }
 
 // Redis takes time for each argument: a call sends those that say something.

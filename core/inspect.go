@@ -8,40 +8,40 @@ import (
 	"github.com/perkey-go/perkey/core/internal/store"
 )
 
-// KeyInfo is what Redis knows of a key at one moment.
+// KeyInfo is what Redis knows of a key at one moment; see [Locker.Inspect] and [Locker.List].
 type KeyInfo struct {
 	Key string
-	// At is the server's clock when it looked.
+	// At is the time of the report, by the server's clock.
 	At time.Time
 	// Foreign reports that the key's record was not written by this version of perkey: a
-	// newer one has the key, or something else is stored under its name. It counts as held,
-	// by one, and the rest is not known. See docs/protocol.md, "Format versions".
+	// newer version has the key, or something else is stored under its name. The key counts as
+	// held by one holder, and the rest is not known. See docs/protocol.md, "Format versions".
 	Foreign bool
-	// Mode is how the key is held; empty when it is free, or Foreign.
+	// Mode is how the key is held; empty if it is free, or Foreign.
 	Mode Mode
-	// Held is how many hold the key. Where that is more than len(Holders) it can
+	// Held is how many hold the key. If that is more than len(Holders) it can
 	// include some whose leases have just ended.
 	Held int
-	// Holders are those that hold the key, in the order of their fences: 1,000 at
-	// most, or 10 from List.
+	// Holders are those that hold the key, in the order of their fences: at most 1,000,
+	// or 10 from List.
 	Holders []Holder
-	// Waiting is how many lockers wait for the key: each once for each mode, however
+	// Waiting is how many Lockers wait for the key: each counts once for each mode, however
 	// many of its calls wait.
 	Waiting int
-	// Waiters are the lockers that wait, in the order in which they will be served:
+	// Waiters are the Lockers that wait, in the order in which they will be served:
 	// all of them, or the first 10 from List.
 	Waiters []Waiter
-	// LocalWaiting is how many calls of the Locker that was asked wait for the key, also those that
-	// Redis does not know of because the Locker holds the key itself. Redis does not know how
-	// many calls another Locker has; see [Locker.Local].
+	// LocalWaiting is how many calls of the reporting Locker wait for the key. It includes those that
+	// Redis does not know because the Locker holds the key itself. How many calls of another Locker
+	// wait is not known to Redis; see [Locker.Local].
 	LocalWaiting int
-	// Reserved is how long the key is still reserved for parked work, which goes before fresh
-	// calls; zero if it is not.
+	// Reserved is for how long the key is still reserved for parked work, which goes before fresh
+	// calls; zero if it is not reserved.
 	Reserved time.Duration
 }
 
-// Free reports whether nobody holds the key. If lockers wait for a free key,
-// the first of them is about to get it, unless the key is reserved.
+// Free reports whether nobody holds the key. If Lockers wait for a free key, the first of them is
+// about to get it, unless the key is reserved.
 func (k *KeyInfo) Free() bool { return k.Held == 0 }
 
 // Mode is how a key is held, or wanted.
@@ -65,54 +65,55 @@ func modeOf(limit int) Mode {
 	}
 }
 
-// Participant is a process that holds a key or waits for it, and what for.
+// Participant describes a process that holds a key or waits for it.
 type Participant struct {
-	// Locker names the Locker, and Host and PID its process.
+	// Locker is the Locker's id, see [Locker.ID]; Host and PID name its process.
 	Locker, Host string
 	PID          int
 	Mode         Mode
 	// Limit is how many may hold the key together: 1 if exclusive, 0 without limit.
 	Limit int
-	// Name and ID are what Named or the Call said, as far as it is stored: 100 bytes
+	// Name and ID are those of [Named] or of the [Call], as far as they are stored: 100 bytes
 	// of each.
 	//
-	// A call that waited for the key carries what the first of its process's waiting
-	// calls said when it last asked Redis. An exclusive grant that was handed over to
-	// another call of the same process still shows the first one's.
+	// For a call that waited they are those of the first of its process's waiting calls
+	// when that last asked Redis. For an exclusive grant that was handed over to
+	// another call of the same process they are still those of the first call.
 	Name, ID string
 }
 
-// Holder is one that holds a key. A lease that was resumed elsewhere is shown as
+// Holder describes one holder of a key. A lease that was resumed in another process is shown as
 // that of the process that took the key.
 type Holder struct {
 	Participant
-	// Fence is that of the grant. An exclusive grant that was handed over within its
-	// process has a greater one by now, also after a Downgrade; ForceRelease knows it by either.
+	// Fence is the first fence of the grant. If an exclusive grant was handed over within its
+	// process the present lease has a greater one, also after a Downgrade; ForceRelease takes either.
 	Fence int64
-	// Since is when the key was granted, by the server's clock: fences are made of
-	// it. It can be late if the server's clock was set back.
+	// Since is when the key was granted, by the server's clock: it is derived from the fence.
+	// It can be too late if the server's clock was set back.
 	Since time.Time
-	// TTL is for how long the lease is renewed, each time that a third of it is over, and Remaining what is left of it. If less
-	// than half remains, the renewal is late: unless the lease was not renewed yet (WithFirstLease), has a MaxHold or a MinHold, or was handed over
-	// to a call with another TTL. TTL is what the call of Name and ID asked for, to the millisecond: Extend does not change it. It is 0 if it is not known.
+	// TTL is the length of a renewed lease, and Remaining how much of this one is left. A lease is renewed after a third
+	// of its TTL. If less than half remains, the renewal is late, unless the lease was not renewed yet ([WithFirstLease]),
+	// has a [MaxHold] or a [MinHold], or was handed over to a call with another TTL. TTL is that of the call of Name and ID,
+	// to the millisecond; [Lease.Extend] does not change it. It is 0 if it is not known.
 	TTL, Remaining time.Duration
 }
 
-// Waiter is a locker that waits for a key.
+// Waiter describes a Locker that waits for a key.
 type Waiter struct{ Participant }
 
-// KeyPage is a part of the keys in use.
+// KeyPage is one page of the keys in use; see [Locker.List].
 type KeyPage struct {
 	Keys []*KeyInfo
-	// Next is the cursor for the next part; empty after the last one.
+	// Next is the cursor of the next page; empty after the last one.
 	Next string
 }
 
 const maxListCount = 1000
 
-// Inspect reports who holds key, who waits for it, whatever Locker they are of, and
-// whether it is reserved. It blocks for one round trip, and no longer than ctx allows. Nothing in its
-// answer lets its reader release or use a lease.
+// Inspect reports who holds key and who waits for it, of all Lockers, and whether it is reserved.
+// It blocks for one round trip, and no longer than ctx allows. The report has no secrets: its
+// reader cannot release or use a lease with it.
 func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	info, err := l.store.Inspect(ctx, key)
 	if err != nil {
@@ -121,22 +122,21 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	return keyInfo(info, l.waiters), nil
 }
 
-// ForceRelease takes the key from the holder that has the fence, whoever that is,
-// and gives it to the next that waits. It reports false if no holder has the fence any
-// more: a later holder is never touched. The fence is one that Inspect, an Observer
-// or the lease itself showed; of an exclusive grant that was handed over within its
-// process, and perhaps downgraded then, any of its fences will do, and whichever call of it has the key now
-// loses it.
+// ForceRelease takes the key from the holder that has the fence, and gives it to the next that
+// waits. It reports false if no holder has the fence any more: a later holder is never affected.
+// The fence is that of Inspect, of an Observer's event, or of the lease itself. An exclusive grant
+// that was handed over within its process, and perhaps downgraded then, has several fences: any of
+// them will do, and the call that has the key now loses it.
 //
 // The holder is told by a message: its lease's context ends, with a cause that wraps
-// ErrLeaseLost, but the next holder may have the key a moment before. Until the message
-// arrives the holder's process may hand the key over to another call of its own, within 50 ms
-// of the grant; that lease ends by the message too. If the
-// message is lost, or the lease was resumed by another process, it ends at its next
-// renewal. The work itself may go on: only a fence keeps it from its store.
+// [ErrLeaseLost], but the next holder may have the key a moment before. Until the message arrives
+// the holder's process may hand the key over to another of its calls, within 50 ms of the grant;
+// that lease ends by the message too. If the message is lost, or the lease was resumed by another
+// process, it ends at its next renewal. The work itself may go on: only a fence keeps it from its
+// store.
 //
-// It blocks for one round trip, and no longer than ctx allows. After an error the
-// key may have been released.
+// It blocks for one round trip, and no longer than ctx allows. After an error the key may have been
+// released.
 func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (bool, error) {
 	first, err := l.store.Force(ctx, key, fence)
 	if err != nil || first == 0 {
@@ -146,23 +146,23 @@ func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (boo
 	return true, nil
 }
 
-// taken ends the holds of this Locker on a grant that is over in Redis.
+// taken ends the leases of this Locker under a grant that has ended in Redis.
 func (l *Locker) taken(key string, fence int64, why loss) {
 	for _, h := range l.leases.of(key, fence) {
 		_ = l.leases.lose(h, why)
 	}
 }
 
-// List reports on keys that are held, waited for or reserved: on about count of them, 1 to
-// 1,000, beginning with an empty cursor and then with each page's Next. Keys that
-// are in use from the first page to the last are on one of them, others may be; a
-// key can be on two. A page can be short, or empty, and not be the last. What else is
-// stored under the prefix is passed over.
+// List reports on a page of the keys that are held, waited for or reserved: about count of them, 1
+// to 1,000. The cursor is empty for the first page, and Next of the page before for each further
+// one. A key that is in use from the first page to the last is on one of the pages, at least;
+// another key may be. A page can be short, or empty, and not be the last. Anything else that is
+// stored under the prefix is left out.
 //
-// It uses SCAN, looks at up to 10 names of Redis for each key that is wanted, and reports on up to 10 holders
-// and 10 waiters of each. It sends little at a time and pauses in between, so that all calls of List of a Locker take a
-// twentieth of a Redis at most: going through a million names takes some 20 s. It blocks for as long as that
-// takes, no longer than ctx allows between two commands, or until go-redis gives up.
+// List uses SCAN. It reads up to 10 names of Redis for each key that is wanted, and reports on up
+// to 10 holders and 10 waiters of each. It sends small commands and pauses in between, so that all
+// calls of List of a Locker together take at most a twentieth of a Redis: a million names take some
+// 20 s. It blocks for as long as that takes; between two commands ctx ends it.
 func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, error) {
 	if count < 1 || count > maxListCount {
 		return nil, fmt.Errorf("core: %w: List: count %d: want 1 to %d", ErrInvalidOption, count, maxListCount)

@@ -222,7 +222,7 @@ func TestForceReleaseKnowsAHoldThatWasPassedOnByItsLaterFences(t *testing.T) {
 		l, admin := newLocker(t, env), newLocker(t, env)
 		for _, later := range []bool{false, true} {
 			var passed, first *core.Lease
-			for passed == nil { // until a hold is handed over: that is a matter of milliseconds
+			for passed == nil { // until a grant is handed over: that is a matter of milliseconds
 				var err error
 				first, err = l.Acquire(ctx, "k", core.Named("first", ""))
 				require.NoError(t, err)

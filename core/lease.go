@@ -12,24 +12,24 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// Lease is a held key. It is safe for concurrent use.
+// Lease is a held key. It is safe for concurrent use. Work under it uses [Lease.Context], and ends
+// with [Lease.Release].
 //
-// A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
-// where there is no lease. Its Release does nothing and returns nil, since there is nothing
-// to release. Its Fence is 0, its Key, Mode and Token are empty. What would promise
-// a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
-// and its Context is over with that cause.
+// A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it where
+// there is no lease. Its Release does nothing and returns nil. Its Fence is 0; its Key, Mode and
+// Token are empty. Extend, Downgrade and Detach, which would promise a held key, return an error
+// that wraps [ErrLeaseLost], and its Context has ended with that cause.
 //
-// The zero Lease is not useful: leases come from a Locker.
+// The zero Lease is not useful: leases are made by a [Locker].
 type Lease struct {
-	hold    *hold
+	grant   *grant
 	name    string // the Call's
 	fence   int64
 	ending  // of leaseContext
 	granted schedule.Instant
 	*leaseExtra
 	reserved bool       // the key was reserved when it was granted
-	state    leaseState // guarded by hold.locker.leases.mu
+	state    leaseState // guarded by grant.locker.leases.mu
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -50,7 +50,7 @@ var noExtra leaseExtra
 
 var errNoLease = fmt.Errorf("core: there is no lease here: %w", ErrLeaseLost)
 
-// outermost is the lease that has the key.
+// outermost is the lease that holds the key; a reentrant handle only refers to it.
 func (l *Lease) outermost() *Lease {
 	if l.reentered != nil {
 		return l.reentered
@@ -67,8 +67,8 @@ const (
 	leaseDetached
 )
 
-func newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
-	lease := &Lease{hold: h, name: call.Name, fence: h.lastFence(), granted: schedule.InstantOf(now), leaseExtra: &noExtra}
+func newLease(ctx context.Context, call Call, g *grant, o *acquireOptions, now time.Time) *Lease {
+	lease := &Lease{grant: g, name: call.Name, fence: g.lastFence(), granted: schedule.InstantOf(now), leaseExtra: &noExtra}
 	if outer, _ := LeaseFrom(ctx); outer != nil || o.minHold > 0 {
 		lease.leaseExtra = &leaseExtra{minHold: o.minHold, outer: outer}
 	}
@@ -76,20 +76,18 @@ func newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now ti
 	return lease
 }
 
-// Context ends when the lease does, and when the ctx that was given to Acquire
-// does. If the lease was lost its cause wraps ErrLeaseLost, and it ends before
-// Redis can give the key to anyone else, but for ForceRelease and for leases that
-// several hold by one token. After Detach its cause wraps ErrDetached. Work done
-// under the lease must use it.
+// Context returns the ctx for work under the lease. It ends when the lease does, and when the ctx
+// that was given to Acquire does. If the lease was lost its cause wraps [ErrLeaseLost], and it ends
+// before Redis can give the key to anyone else, except after [Locker.ForceRelease] and for a lease
+// that several processes hold by one token. After [Lease.Detach] its cause wraps [ErrDetached].
 //
-// Each call of its Done and Err looks at the clock: one that begins after the end of the
-// lease's time finds the context over, also in a process that was stopped meanwhile
-// and has not run its timers since. So do contexts made from it with
-// [context.WithValue]. A goroutine that waits on the channel already, or has kept it, sees
-// it closed when the lease's timer has run, which in a process that was stopped is
-// soon after it goes on; so do contexts made from it with [context.WithCancel],
-// [context.WithTimeout] and the like, in Done and Err. Call Err before a step that must
-// not come too late.
+// Each call of its Done and Err checks the clock: a call that begins after the end of the lease's
+// time finds the context over, even in a process that was stopped meanwhile and has not run its
+// timers since. So do contexts derived from it with [context.WithValue]. A goroutine that already
+// waits on the channel, or has kept it, sees it closed when the lease's timer has run: in a process
+// that was stopped, soon after it resumes. The same holds for Done and Err of contexts derived with
+// [context.WithCancel], [context.WithTimeout] and the like. Call Err before a step that must not
+// come too late.
 func (l *Lease) Context() context.Context {
 	if l == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -102,28 +100,28 @@ func (l *Lease) Context() context.Context {
 	return (*leaseContext)(l)
 }
 
-// Key is the key as it was given to Acquire.
+// Key returns the key as it was given to Acquire.
 func (l *Lease) Key() string {
 	if l == nil {
 		return ""
 	}
-	return l.hold.key()
+	return l.grant.key()
 }
 
-// Fence is the fencing token: each grant of a key carries a greater one than
-// every grant of that key before. It protects a store from the writes of a holder that
-// lost its lease and does not know yet, if it is claimed before the read. Package sqlfence
-// does so in PostgreSQL, SQLite and MySQL. In a row of yours it is
+// Fence returns the fencing token: each grant of a key has a greater one than every earlier grant
+// of that key. A holder may have lost its lease without knowing it; the fence protects a store from
+// its writes, if the holder claims with it what it is about to read. Package sqlfence does so in
+// PostgreSQL, SQLite and MySQL. In a row of your own it is
 //
 //	UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1          -- no row: stop
 //	SELECT … FROM orders WHERE id = $2
 //	UPDATE orders SET status = … WHERE id = $2 AND fence = $1           -- no row: stop
 //
-// A store that compares fences at the write alone takes the write of a holder that
-// lost its lease after its read, until the next holder has written. Holders of
-// [Shared] and [Counted] leases have different fences at the same time: they do not claim.
+// A store that compares fences only at the write accepts the write of a holder that lost its lease
+// after its read, until the next holder has written. Holders of [Shared] and [Counted] leases have
+// different fences at the same time: they do not claim.
 //
-// It fits a signed 64-bit column.
+// A fence fits a signed 64-bit column.
 func (l *Lease) Fence() int64 {
 	if l == nil {
 		return 0
@@ -131,18 +129,19 @@ func (l *Lease) Fence() int64 {
 	return l.fence
 }
 
-// Mode is how the lease holds its key: exclusively, unless it was taken with [Shared] or
-// [Counted], or is downgraded. A nil Lease's is empty.
+// Mode returns how the lease holds its key: [ModeExclusive], unless the key was taken with [Shared]
+// or [Counted], or the lease was downgraded. It is empty for a nil Lease.
 func (l *Lease) Mode() Mode {
 	if l == nil {
 		return ""
 	}
-	return modeOf(l.hold.mode())
+	return modeOf(l.grant.mode())
 }
 
-// Extend makes at least d remain of the lease. It blocks for one round trip, and no
-// longer than ctx allows. An error that wraps ErrLeaseLost means that the lease is
-// lost; after any other error the lease is as it was.
+// Extend renews the lease so that at least d of it remains; it never shortens the lease. The
+// renewals go on as before. It blocks for one round trip, and no longer than ctx allows. d is 100
+// ms to 24 h. An error that wraps [ErrLeaseLost] means that the lease is lost; after any other
+// error the lease is as it was.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkTTL("Extend", d); err != nil {
 		return err
@@ -153,39 +152,38 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if l.reentered != nil {
 		return l.reentered.Extend(ctx, d)
 	}
-	h, owner := l.hold, l.hold.locker
+	g, owner := l.grant, l.grant.locker
 	if err := owner.leases.check(l); err != nil {
 		return err
 	}
 	sent := time.Now()
-	owned, err := h.extend(ctx, "extend", d)
+	owned, err := g.extend(ctx, "extend", d)
 	switch {
 	case err != nil:
 		return err
 	case !owned:
-		return owner.leases.lose(h, notOurs)
+		return owner.leases.lose(g, notOurs)
 	}
-	return owner.leases.lengthen(h, trust.Until(sent, d))
+	return owner.leases.lengthen(g, trust.Until(sent, d))
 }
 
-// Downgrade makes an exclusive lease a shared one, as if taken with Shared, with
-// nobody in between: others that wait for the key shared, and are next, get in at
-// once. The fence stays. It blocks for one round trip, and no longer than ctx allows.
+// Downgrade makes an exclusive lease a shared one, as if taken with [Shared], with nobody in
+// between: shared calls that are next in the queue get the key at once. The fence stays. It blocks
+// for one round trip, and no longer than ctx allows.
 //
-// A lease that is shared already stays as it is. One that was taken with Counted, and
-// one taken again under the ctx of an exclusive lease, which is then the one to
-// downgrade, fail with ErrNotExclusive. An error that wraps ErrLeaseLost means that
-// the lease is lost. After any other error it is held, but count on it for no more
-// than a shared one: call Downgrade again to be sure.
+// A lease that is shared already stays as it is. Downgrade returns [ErrNotExclusive] for a lease
+// that was taken with [Counted], and for one that was taken again under the ctx of an exclusive
+// lease: downgrade that lease instead. An error that wraps [ErrLeaseLost] means that the lease is
+// lost. After any other error the key is held, at least shared: call Downgrade again to be sure.
 func (l *Lease) Downgrade(ctx context.Context) error {
 	if l == nil {
 		return errNoLease
 	}
-	h, owner := l.hold, l.hold.locker
+	g, owner := l.grant, l.grant.locker
 	if err := owner.store.Downgrades(); err != nil {
 		return err
 	}
-	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
+	if g.mode() != shared && (l.reentered != nil || g.limit != exclusive) {
 		return fmt.Errorf("core: downgrade %q: %w", l.Key(), ErrNotExclusive)
 	}
 	held := l
@@ -195,31 +193,31 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if err := owner.leases.check(held); err != nil {
 		return err
 	}
-	if h.limit == shared || h.downgrade.Load() == downgraded {
+	if g.limit == shared || g.downgrade.Load() == downgraded {
 		return nil
 	}
-	h.downgrade.CompareAndSwap(notDowngraded, downgrading)
-	owner.waiters.withdraw(h)
+	g.downgrade.CompareAndSwap(notDowngraded, downgrading)
+	owner.waiters.withdraw(g)
 	owned, err := owner.store.Downgrade(ctx, store.DowngradeRequest{
-		Record: h.record, Token: store.FormatToken(exclusive, *h.owner, h.secret), Shared: store.FormatToken(shared, *h.owner, h.secret),
-		Fence: h.lastFence(), Timeout: max(h.ttl, store.ReplyTimeout),
+		Record: g.record, Token: store.FormatToken(exclusive, *g.owner, g.secret), Shared: store.FormatToken(shared, *g.owner, g.secret),
+		Fence: g.lastFence(), Timeout: max(g.ttl, store.ReplyTimeout),
 	})
 	switch {
 	case err != nil:
 		return err
 	case !owned:
-		return owner.leases.lose(h, notOurs)
+		return owner.leases.lose(g, notOurs)
 	}
-	h.downgrade.Store(downgraded)
+	g.downgrade.Store(downgraded)
 	return nil
 }
 
-// Release frees the key. It works on a dead ctx, and may be called twice;
-// the Lease's Context is over when it returns. It blocks for one round trip, or
-// until go-redis gives the command up; from then on, and for a lease that had
-// ended before, the release goes on in the background. It returns an error that
-// wraps ErrLeaseLost if the lease had ended before; after any other error the key
-// is free when the lease ends, or earlier. Of leases that were taken again under
+// Release frees the key. The Lease's Context has ended when it returns. It works on a dead ctx, and
+// may be called more than once. It blocks for one round trip, or until go-redis gives the command
+// up; from then on, and for a lease that had ended before, the release goes on in the background.
+//
+// It returns an error that wraps [ErrLeaseLost] if the lease had ended before. After any other
+// error the key is free when the lease expires, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost releases the key.
 func (l *Lease) Release(ctx context.Context) error {
 	if l == nil {
@@ -230,9 +228,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	return l.released(was, err, now)
 }
 
-// release frees the key, and returns what the lease was until now.
+// release ends the lease: stop its ctx → hand the grant over to the next call of this process, or
+// release it in Redis. It returns the state of the lease before.
 func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
-	owner := l.hold.locker
+	owner := l.grant.locker
 	if l.reentered != nil {
 		l.finish()
 		if err := owner.leases.check(l.reentered); !errors.Is(err, ErrDetached) {
@@ -247,16 +246,16 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 	if was == leaseLost || !valid {
 		err = lost(l.Key(), ranOut)
 		l.cancel(err)
-		owner.leases.drop(l.hold)
-		owner.waiters.lost(l.hold)
-		owner.cancel(l.hold, 0)
+		owner.leases.drop(l.grant)
+		owner.waiters.lost(l.grant)
+		owner.cancel(l.grant, 0)
 	} else {
 		l.finish()
 		var owned bool
-		switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
+		switch owned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
 			err = store.Unavailable("release", l.Key(), err)
-			owner.cancel(l.hold, l.minHold-l.granted.Elapsed(now))
+			owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
@@ -264,9 +263,9 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 	return was, err
 }
 
-// released tells the observer of a release, and returns its outcome.
+// released tells the observer of a release, and returns the error of Release.
 func (l *Lease) released(was leaseState, err error, now time.Time) error {
-	owner := l.hold.locker
+	owner := l.grant.locker
 	if l.reentered != nil || was == leaseReleased || was == leaseDetached {
 		return err
 	}
@@ -286,8 +285,8 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 	return err
 }
 
-// run calls fn under the lease and releases it, also when fn panics. It returns
-// nil only if fn did and the lease was held all the while.
+// run calls fn under the lease and releases it, also when fn panics. It returns nil only if fn did
+// and the lease was held throughout.
 func (l *Lease) run(ctx context.Context, fn func(context.Context) error) error {
 	err, lost := l.runToEnd(ctx, fn)
 	if lost != nil {
@@ -296,11 +295,11 @@ func (l *Lease) run(ctx context.Context, fn func(context.Context) error) error {
 	return err
 }
 
-// runToEnd is run, and returns fn's error, and why the lease was not held all the while.
+// runToEnd is run, but returns fn's error and the loss of the lease separately.
 func (l *Lease) runToEnd(ctx context.Context, fn func(context.Context) error) (err, lost error) {
 	defer func() {
-		// The work is done and was done within the lease: that Redis could not
-		// be told is not its failure.
+		// The work was done within the lease. If Redis could not be told of the release, the work
+		// has not failed.
 		if released := l.Release(ctx); errors.Is(released, ErrLeaseLost) {
 			lost = released
 		}
@@ -308,7 +307,7 @@ func (l *Lease) runToEnd(ctx context.Context, fn func(context.Context) error) (e
 	return fn(l.Context()), nil
 }
 
-// leaseContext is a lease as the ctx of work under it: one piece of memory for both.
+// leaseContext is a lease as the ctx of work under it. One type for both saves an allocation.
 type leaseContext Lease
 
 // Deadline is the caller's.
@@ -319,16 +318,16 @@ func (c *leaseContext) Deadline() (time.Time, bool) {
 	return c.parent.Deadline()
 }
 
-// Done looks at the clock, as Err does.
+// Done checks the clock, as Err does.
 func (c *leaseContext) Done() <-chan struct{} {
-	if c.hold.Expired(schedule.MomentOf(time.Now())) {
+	if c.grant.Expired(schedule.MomentOf(time.Now())) {
 		_ = c.Err()
 	}
 	return c.cancellation().ctx.Done()
 }
 
-// Err looks at the clock too: a process that was stopped past its lease's end
-// must not go on because its timers have not run yet.
+// Err checks the clock too: a process that was stopped past its lease's end must not go on because
+// its timers have not run yet.
 func (c *leaseContext) Err() error {
 	if err := c.err(); err != nil {
 		return err
@@ -340,7 +339,7 @@ func (c *leaseContext) Err() error {
 		}
 		held = held.reentered
 	}
-	_ = held.hold.locker.leases.check(held) // ends the ctx if it is over
+	_ = held.grant.locker.leases.check(held) // ends the ctx if it is over
 	return c.err()
 }
 
@@ -361,16 +360,15 @@ func (c *leaseContext) String() string { return (*Lease)(c).String() }
 
 type leaseKey struct{}
 
-// LeaseFrom returns the innermost lease that ctx works under: its fence is what a
-// guarded handler hands to its store. Nil and false: there is none, as in the
-// handler of a GET that needs no key.
+// LeaseFrom returns the innermost lease that ctx works under, and whether there is one. A handler
+// gives its fence to its store. The lease is nil in a handler that needs no key, such as a GET's.
 func LeaseFrom(ctx context.Context) (*Lease, bool) {
 	l, _ := leaseFrom(ctx)
 	return l, l != nil
 }
 
-// leaseFrom is LeaseFrom. It also reports whether the lease was found in a framework's own context, which does not end when the
-// lease does.
+// leaseFrom is LeaseFrom. It also reports whether the lease was found in a framework's own context,
+// which does not end when the lease does.
 func leaseFrom(ctx context.Context) (l *Lease, fromFramework bool) {
 	if l, ok := ctx.Value(leaseKey{}).(*Lease); ok {
 		return l, false
@@ -379,17 +377,17 @@ func leaseFrom(ctx context.Context) (l *Lease, fromFramework bool) {
 	return l, l != nil
 }
 
-// again makes the handle of a caller whose ctx holds the lease. The handle's ctx comes
-// from the lease's, so that it is over at once when that is; the caller's may have been
-// cut loose from it with WithoutCancel.
+// again makes a reentrant handle, for a caller whose ctx holds the lease. The handle's ctx is
+// derived from the lease's, so that it ends at once with that; the caller's own ctx may have been
+// detached from it with WithoutCancel.
 func (l *Lease) again(ctx context.Context, call Call) *Lease {
 	inner, cancel := context.WithCancelCause(l.Context())
-	// Another goroutine asks for the cause: not of ctx itself, which may be a framework's own that changes meanwhile.
+	// Another goroutine asks for the cause, so it cannot ask ctx itself: a framework's own context changes meanwhile.
 	caller, leave := context.WithCancel(ctx)
 	unhook := context.AfterFunc(caller, func() { cancel(context.Cause(caller)) })
 	outer, _ := LeaseFrom(ctx)
 	lease := &Lease{
-		hold: l.hold, name: call.Name, fence: l.fence, granted: l.granted,
+		grant: l.grant, name: call.Name, fence: l.fence, granted: l.granted,
 		leaseExtra: &leaseExtra{outer: outer, reentered: l, caller: ctx},
 	}
 	lease.use(&cancellation{inner, func(cause error) {
@@ -400,7 +398,7 @@ func (l *Lease) again(ctx context.Context, call Call) *Lease {
 	return lease
 }
 
-// String does not show the owner's token.
+// String describes the lease without its owner token.
 func (l *Lease) String() string {
 	if l == nil {
 		return "no lease"

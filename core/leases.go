@@ -13,32 +13,32 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// leaseTable is which holds a Locker has, which lease has each, and how they end. It sends
-// nothing to Redis: the renewals do, for what next returns.
+// leaseTable has the grants of a Locker and the lease of each, and decides how they end. It sends
+// nothing to Redis: the renewal loop sends what next returns.
 type leaseTable struct {
-	begin func()                               // called with mu held, for the first hold
-	end   func(h *hold, l *Lease, cause error) // tells of a lost hold, and the lease that had it, if any
+	begin func()                                // called with mu held, for the first grant
+	end   func(g *grant, l *Lease, cause error) // tells of a lost grant, and its lease, if it has one
 
 	mu       sync.Mutex
-	schedule *schedule.Schedule[*hold]
+	schedule *schedule.Schedule[*grant]
 	begun    bool
 	stopped  bool
-	emptied  chan struct{} // closed when the last hold went, if somebody asked
+	emptied  chan struct{} // nil, or closed when the last grant has ended; see empty
 }
 
 // newLeaseTable makes a table. It calls wake, with its mutex held, to say when to call next.
-func newLeaseTable(begin func(), wake func(at schedule.Instant), end func(*hold, *Lease, error)) *leaseTable {
-	return &leaseTable{begin: begin, end: end, schedule: schedule.New[*hold](wake)}
+func newLeaseTable(begin func(), wake func(at schedule.Instant), end func(*grant, *Lease, error)) *leaseTable {
+	return &leaseTable{begin: begin, end: end, schedule: schedule.New[*grant](wake)}
 }
 
-// add takes a hold that was just made. It reports false when the Locker was closed meanwhile.
-func (t *leaseTable) add(h *hold) bool {
+// add takes a new grant. It reports false when the Locker was closed meanwhile.
+func (t *leaseTable) add(g *grant) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.stopped {
 		return false
 	}
-	t.schedule.Add(h, h.since)
+	t.schedule.Add(g, g.since)
 	if !t.begun {
 		t.begun = true
 		t.begin()
@@ -46,28 +46,28 @@ func (t *leaseTable) add(h *hold) bool {
 	return true
 }
 
-// adopt makes l the lease that has the hold. It reports false when the hold has ended.
-func (t *leaseTable) adopt(h *hold, l *Lease, now time.Time) bool {
+// adopt makes l the lease of the grant. It reports false when the grant has ended.
+func (t *leaseTable) adopt(g *grant, l *Lease, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !h.valid(now) {
+	if !g.valid(now) {
 		return false
 	}
-	h.lease = l
+	g.lease = l
 	return true
 }
 
-// valid reports whether a hold can be relied on. Called with leaseTable.mu held.
-func (h *hold) valid(now time.Time) bool {
-	return h.state == leaseHeld && !h.Expired(schedule.MomentOf(now))
+// valid reports whether a grant can be relied on. Called with leaseTable.mu held.
+func (g *grant) valid(now time.Time) bool {
+	return g.state == leaseHeld && !g.Expired(schedule.MomentOf(now))
 }
 
-// check reports a lease that is not held any more. The ctx of a lost one is over
-// when it returns: after a long stop the holder may look before the renewals
-// did, or while they are about to end the ctx.
+// check returns why a lease is not held any more, or nil. The ctx of a lost one has ended when it
+// returns: after a long stop the holder may check before the renewal loop does, or while that is
+// about to end the ctx.
 func (t *leaseTable) check(l *Lease) error {
 	t.mu.Lock()
-	state, over := l.state, l.hold.Expired(schedule.MomentOf(time.Now()))
+	state, over := l.state, l.grant.Expired(schedule.MomentOf(time.Now()))
 	t.mu.Unlock()
 	switch {
 	case state == leaseLost:
@@ -79,7 +79,7 @@ func (t *leaseTable) check(l *Lease) error {
 	case state == leaseDetached:
 		return fmt.Errorf("core: %q: %w", l.Key(), ErrDetached)
 	case over:
-		return t.lose(l.hold, ranOut)
+		return t.lose(l.grant, ranOut)
 	}
 	return nil
 }
@@ -87,189 +87,189 @@ func (t *leaseTable) check(l *Lease) error {
 // valid reports whether a lease is held.
 func (t *leaseTable) valid(l *Lease) bool { return t.check(l) == nil }
 
-// release ends a lease, and reports what it was until now and whether it could
-// still be relied on. Its hold stays under renewal, to be handed over or dropped.
+// release ends a lease, and returns its state before and whether it could still be relied on. Its
+// grant stays under renewal, to be handed over or dropped.
 func (t *leaseTable) release(l *Lease, now time.Time) (was leaseState, valid bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if was = l.state; was != leaseDetached {
 		l.state = leaseReleased
 	}
-	if l.hold.lease == l {
-		l.hold.lease = nil
+	if l.grant.lease == l {
+		l.grant.lease = nil
 	}
-	return was, l.hold.valid(now)
+	return was, l.grant.valid(now)
 }
 
-// share keeps the hold of a lease from being handed over, for its token is about to
-// leave. It reports false when the lease has ended: the hold can be another's now.
+// share keeps the grant of a lease from being handed over, since its token is about to be
+// transferred. It reports false when the lease has ended: the grant may already be another lease's.
 func (t *leaseTable) share(l *Lease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	held := l.state == leaseHeld && l.hold.valid(time.Now())
+	held := l.state == leaseHeld && l.grant.valid(time.Now())
 	if held {
-		l.hold.transferred.Store(true)
+		l.grant.transferred.Store(true)
 	}
 	return held
 }
 
-// detach takes a lease and its hold out. It reports false when the lease has ended.
+// detach removes a lease and its grant. It reports false when the lease has ended.
 func (t *leaseTable) detach(l *Lease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h := l.hold
-	if l.state != leaseHeld || h.state != leaseHeld {
+	g := l.grant
+	if l.state != leaseHeld || g.state != leaseHeld {
 		return false
 	}
-	l.state, h.lease = leaseDetached, nil
-	t.remove(h, leaseReleased)
+	l.state, g.lease = leaseDetached, nil
+	t.remove(g, leaseReleased)
 	return true
 }
 
-// drop takes a hold out.
-func (t *leaseTable) drop(h *hold) {
+// drop removes a grant.
+func (t *leaseTable) drop(g *grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.remove(h, leaseReleased)
+	t.remove(g, leaseReleased)
 }
 
-// lengthen records that the hold can be relied on until deadline.
-func (t *leaseTable) lengthen(h *hold, deadline time.Time) error {
+// lengthen records that the grant can be relied on until deadline.
+func (t *leaseTable) lengthen(g *grant, deadline time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h.state != leaseHeld {
-		return lost(h.key(), loss{text: "it ended while it was being renewed"})
+	if g.state != leaseHeld {
+		return lost(g.key(), loss{text: "it ended while it was being renewed"})
 	}
-	t.schedule.Set(h, schedule.MomentOf(deadline), h.RenewAt())
+	t.schedule.Set(g, schedule.MomentOf(deadline), g.RenewAt())
 	return nil
 }
 
-// lose ends a hold that is over, and returns what the cause of its lease's context
-// became.
-func (t *leaseTable) lose(h *hold, why loss) error {
+// lose ends a grant that is over: mark it lost → end the lease's context. It returns the cause of
+// that context.
+func (t *leaseTable) lose(g *grant, why loss) error {
 	t.mu.Lock()
 	var e ended
-	held := h.state == leaseHeld
+	held := g.state == leaseHeld
 	if held {
-		e = t.markLost(h)
+		e = t.markLost(g)
 	}
 	t.mu.Unlock()
-	err := lost(h.key(), why)
+	err := lost(g.key(), why)
 	if held {
-		t.end(h, e.lease, err)
+		t.end(g, e.lease, err)
 	}
 	return err
 }
 
-// of returns the holds on key whose grant has this first fence.
-func (t *leaseTable) of(key string, fence int64) (found []*hold) {
+// of returns the grants of key whose first fence this is.
+func (t *leaseTable) of(key string, fence int64) (found []*grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for h := range t.schedule.All() {
-		if h.fence == fence && h.key() == key {
-			found = append(found, h)
+	for g := range t.schedule.All() {
+		if g.fence == fence && g.key() == key {
+			found = append(found, g)
 		}
 	}
 	return found
 }
 
-// ended is a hold that was lost, and the lease that had it, if any.
+// ended is a grant that was lost, and its lease, if it had one.
 type ended struct {
-	hold  *hold
+	grant *grant
 	lease *Lease
 }
 
-// next takes out the holds that have expired, and returns those to be renewed now.
-func (t *leaseTable) next(now time.Time) (lost []ended, due []*hold) {
+// next removes the grants that have expired, and returns them and those to be renewed now.
+func (t *leaseTable) next(now time.Time) (lost []ended, due []*grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	expired, due := t.schedule.Next(schedule.MomentOf(now))
-	for _, h := range expired {
-		lost = append(lost, t.markLost(h))
+	for _, g := range expired {
+		lost = append(lost, t.markLost(g))
 	}
 	return lost, due
 }
 
-// lengths sets how long each hold of a batch is to be renewed for. first is for holds that
-// no lease has yet.
-func (t *leaseTable) lengths(asked []store.Renewal, batch []*hold, first time.Duration, sent time.Time) {
+// lengths sets for how long each grant of a batch is to be renewed: first at most while it has no
+// lease.
+func (t *leaseTable) lengths(asked []store.Renewal, batch []*grant, first time.Duration, sent time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i, h := range batch {
-		ttl := h.ttl
-		if h.lease == nil { // its call may yet fail
+	for i, g := range batch {
+		ttl := g.ttl
+		if g.lease == nil { // its call may still fail
 			ttl = min(ttl, first)
 		}
-		if h.bounded() {
-			ttl = max(min(ttl, h.until.Sub(sent)), time.Millisecond)
+		if g.bounded() {
+			ttl = max(min(ttl, g.until.Sub(sent)), time.Millisecond)
 		}
 		asked[i].TTL = ttl
 	}
 }
 
-// answered applies the replies to a batch. It returns the holds that are not ours any more.
-func (t *leaseTable) answered(batch []*hold, asked []store.Renewal, replies []store.RenewalReply, sent, now time.Time) (gone []*hold, err error) {
+// answered applies the replies to a batch. It returns the grants that Redis does not know any more.
+func (t *leaseTable) answered(batch []*grant, asked []store.Renewal, replies []store.RenewalReply, sent, now time.Time) (gone []*grant, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i, h := range batch {
+	for i, g := range batch {
 		reply := replies[i]
 		switch {
-		case h.state != leaseHeld:
+		case g.state != leaseHeld:
 		case reply.Err != nil:
 			err = cmp.Or(err, reply.Err)
-			t.putOff(h, now.Add(max(h.ttl/20, schedule.Horizon)))
+			t.putOff(g, now.Add(max(g.ttl/20, schedule.Horizon)))
 		case !reply.Owned:
-			if _, rekeyed := h.Rekeyed(asked[i].Token); rekeyed {
-				t.putOff(h, now.Add(schedule.Horizon))
+			if _, rekeyed := g.Rekeyed(asked[i].Token); rekeyed {
+				t.putOff(g, now.Add(schedule.Horizon))
 			} else {
-				gone = append(gone, h)
+				gone = append(gone, g)
 			}
 		default:
-			h.waiting.Store(reply.Waiting)
+			g.waiting.Store(reply.Waiting)
 			renewAt := schedule.InstantOf(renewalTime(sent, reply.TTL))
-			if h.bounded() && h.until.Sub(sent) <= reply.TTL {
+			if g.bounded() && g.until.Sub(sent) <= reply.TTL {
 				renewAt = 0 // confirmed to its end
 			}
-			t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)
+			t.schedule.Set(g, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)
 		}
 	}
 	return gone, err
 }
 
-// postpone puts off the renewal of holds that could not be renewed now.
-func (t *leaseTable) postpone(batch []*hold, d time.Duration) {
+// postpone postpones the renewal of grants that could not be renewed now.
+func (t *leaseTable) postpone(batch []*grant, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	at := time.Now().Add(d)
-	for _, h := range batch {
-		t.putOff(h, at)
+	for _, g := range batch {
+		t.putOff(g, at)
 	}
 }
 
-// followSpread is the time over which a process renews all its holds after a failover: not at
+// followSpread is the time over which a process renews all its grants after a failover: not at
 // once, since every process has some.
 const followSpread = time.Second
 
-// soon has all holds that are renewed at all renewed within followSpread: Redis may have lost
+// soon has all grants that are renewed at all renewed within followSpread: Redis may have lost
 // them.
 func (t *leaseTable) soon() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	for _, h := range slices.Collect(t.schedule.All()) {
-		if at := schedule.InstantOf(now.Add(rand.N(followSpread))); h.RenewAt() > at {
-			t.schedule.Set(h, h.Deadline(), at)
+	for _, g := range slices.Collect(t.schedule.All()) {
+		if at := schedule.InstantOf(now.Add(rand.N(followSpread))); g.RenewAt() > at {
+			t.schedule.Set(g, g.Deadline(), at)
 		}
 	}
 }
 
-// stop takes all holds out and returns them. No more are added.
+// stop removes all grants and returns them. No more are added.
 func (t *leaseTable) stop() (held []ended) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.stopped = true
-	for _, h := range slices.Collect(t.schedule.All()) {
-		held = append(held, t.markLost(h))
+	for _, g := range slices.Collect(t.schedule.All()) {
+		held = append(held, t.markLost(g))
 	}
 	return held
 }
@@ -298,28 +298,28 @@ func (t *leaseTable) count() int {
 
 // The rest is called with mu held.
 
-func (t *leaseTable) markLost(h *hold) ended {
-	t.remove(h, leaseLost)
-	if h.lease != nil {
-		h.lease.state = leaseLost
+func (t *leaseTable) markLost(g *grant) ended {
+	t.remove(g, leaseLost)
+	if g.lease != nil {
+		g.lease.state = leaseLost
 	}
-	return ended{h, h.lease}
+	return ended{g, g.lease}
 }
 
-// remove takes a hold out.
-func (t *leaseTable) remove(h *hold, state leaseState) {
-	h.state = state
-	t.schedule.Remove(h)
+// remove removes a grant.
+func (t *leaseTable) remove(g *grant, state leaseState) {
+	g.state = state
+	t.schedule.Remove(g)
 	if t.schedule.Len() == 0 && t.emptied != nil {
 		close(t.emptied)
 		t.emptied = nil
 	}
 }
 
-// putOff sets when a hold is to be renewed, unless it needs no renewal any more: a
-// later try was answered first.
-func (t *leaseTable) putOff(h *hold, at time.Time) {
-	if h.RenewAt() != 0 {
-		t.schedule.Set(h, h.Deadline(), schedule.InstantOf(at))
+// putOff sets when a grant is to be renewed, unless it needs no renewal any more: the reply to a
+// later try may have arrived first.
+func (t *leaseTable) putOff(g *grant, at time.Time) {
+	if g.RenewAt() != 0 {
+		t.schedule.Set(g, g.Deadline(), schedule.InstantOf(at))
 	}
 }

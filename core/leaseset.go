@@ -10,24 +10,23 @@ import (
 	"github.com/perkey-go/perkey/core/internal/schedule"
 )
 
-// LeaseSet is several held keys, which one call took together. It is safe for
-// concurrent use.
+// LeaseSet is the leases on several keys that one call of [Locker.AcquireAll] or
+// [Locker.TryAcquireAll] took together. It is safe for concurrent use.
 //
-// A nil LeaseSet holds nothing, as a nil [Lease] does: a call that failed returns it. Its Release
-// does nothing and returns nil. It has no keys, and its Fence is 0. Extend returns an error that wraps
-// ErrLeaseLost, and its Context is over with that cause.
+// A nil LeaseSet holds nothing, as a nil [Lease] does; a call that failed returns it. It has no
+// keys, its Release does nothing and returns nil, and its Fence is 0. Extend returns an error that
+// wraps [ErrLeaseLost], and its Context has ended with that cause.
 //
-// The zero LeaseSet is not useful: sets come from a Locker.
+// The zero LeaseSet is not useful: sets are made by a [Locker].
 type LeaseSet struct {
 	leases []*Lease // in order of their keys
 	ctx    context.Context
 }
 
-// Context ends when one of the leases does, and when the ctx that was given to
-// AcquireAll does. If a lease was lost its cause wraps ErrLeaseLost, and it ends
-// before Redis can give that key to anyone else. Work done under the leases must use
-// it. A call for one of the keys under it passes straight through. Its Done and Err look
-// at the clock for every lease; see [Lease.Context].
+// Context returns the ctx for work under the leases. It ends when one of the leases does, and when
+// the ctx that was given to AcquireAll does. If a lease was lost its cause wraps [ErrLeaseLost],
+// and it ends before Redis can give that key to anyone else. A call for one of the keys under it
+// gets that lease at once. Its Done and Err check the clock for every lease; see [Lease.Context].
 func (s *LeaseSet) Context() context.Context {
 	if s == nil {
 		return (*Lease)(nil).Context()
@@ -35,7 +34,7 @@ func (s *LeaseSet) Context() context.Context {
 	return s.ctx
 }
 
-// all are the leases; none of a nil set.
+// all returns the leases; none for a nil set.
 func (s *LeaseSet) all() []*Lease {
 	if s == nil {
 		return nil
@@ -43,7 +42,7 @@ func (s *LeaseSet) all() []*Lease {
 	return s.leases
 }
 
-// Keys are the keys, each once, sorted.
+// Keys returns the keys, each once, sorted.
 func (s *LeaseSet) Keys() []string {
 	keys := make([]string, len(s.all()))
 	for i, l := range s.all() {
@@ -52,8 +51,8 @@ func (s *LeaseSet) Keys() []string {
 	return keys
 }
 
-// Fence is the fencing token of one of the keys, as that of a Lease; 0 for a key
-// that is not in the set.
+// Fence returns the fencing token of one of the keys, as [Lease.Fence] does; 0 for a key that is
+// not in the set.
 func (s *LeaseSet) Fence(key string) int64 {
 	for _, l := range s.all() {
 		if l.Key() == key {
@@ -63,9 +62,8 @@ func (s *LeaseSet) Fence(key string) int64 {
 	return 0
 }
 
-// Extend makes at least d remain of each lease, as Lease.Extend does. The commands
-// are sent together. The errors are joined: if one wraps ErrLeaseLost, that lease is
-// lost.
+// Extend makes at least d remain of each lease, as [Lease.Extend] does. The commands are sent
+// together. The errors are joined: each that wraps [ErrLeaseLost] names a lease that is lost.
 func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
 	if s == nil {
 		return (*Lease)(nil).Extend(ctx, d)
@@ -73,9 +71,8 @@ func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
 	return errors.Join(each(s.leases, func(l *Lease) error { return l.Extend(ctx, d) })...)
 }
 
-// Release frees all keys, as Lease.Release does. The commands are sent together.
-// The errors are joined. It may be called twice; the set's Context is over when it
-// returns.
+// Release frees all keys, as [Lease.Release] does. The set's Context has ended when it returns. The
+// commands are sent together, and the errors are joined. It may be called more than once.
 func (s *LeaseSet) Release(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -95,36 +92,35 @@ func (s *LeaseSet) Release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// setContext is the ctx of work under a LeaseSet. It comes from that of one of the
-// leases.
+// setContext is the ctx of work under a LeaseSet. It is derived from that of one of the leases.
 type setContext struct {
 	context.Context
 	leases []*Lease
 }
 
-// Done looks at the clock, as Err does.
+// Done checks the clock, as Err does.
 func (c setContext) Done() <-chan struct{} {
 	now := schedule.MomentOf(time.Now())
 	for _, l := range c.leases {
-		if l.hold.Expired(now) {
+		if l.grant.Expired(now) {
 			_ = c.Err()
 		}
 	}
 	return c.Context.Done()
 }
 
-// Err looks at the clock for every lease, as that of leaseContext does for one.
+// Err checks the clock for every lease, as leaseContext's does for one.
 func (c setContext) Err() error {
 	if err := c.Context.Err(); err != nil {
 		return err
 	}
 	for _, l := range c.leases {
-		_ = l.hold.locker.leases.check(l.outermost()) // ends the ctx if it is over
+		_ = l.grant.locker.leases.check(l.outermost()) // ends the ctx if it is over
 	}
 	return c.Context.Err()
 }
 
-// String does not show the owner's tokens.
+// String describes the set without owner tokens.
 func (s *LeaseSet) String() string {
 	if s == nil {
 		return "no leases"

@@ -9,37 +9,37 @@ import (
 	"github.com/perkey-go/perkey/core/internal/schedule"
 )
 
-// Local is what a Locker knows of its own leases and calls, without Redis.
+// Local is what a [Locker] knows of its own leases and calls, without asking Redis.
 type Local struct {
-	// Held is how many keys the Locker holds: each once for each lease.
+	// Held is how many leases the Locker has. A key that several leases hold together counts for each.
 	Held int
-	// Waiting is how many of its calls wait for their keys. It includes those that wait for
-	// Redis's first answer: they are many while Redis is slow or away.
+	// Waiting is how many of its calls wait for their keys. It includes calls that wait for the
+	// first reply of Redis: many, while Redis is slow or away.
 	Waiting int
-	// Leases are the oldest of its leases, and Waits those of its calls that have waited longest,
-	// in this order.
+	// Leases are its oldest leases, the oldest first, and Waits the calls that have waited longest,
+	// the longest first.
 	Leases []LocalLease
 	Waits  []LocalWait
 }
 
-// LocalLease is a lease of this process.
+// LocalLease is one lease in a [Local].
 type LocalLease struct {
-	// Key, Name and Mode are as in Outcome. Name is empty for a key that an AcquireAll has while it waits for the others.
+	// Key, Name and Mode are as in [Outcome]. Name is empty for a key that an AcquireAll holds while it waits for the others.
 	Key, Name string
 	Mode      Mode
 	Fence     int64
 	Held      time.Duration
-	// TTL is for how long the lease is renewed, each time that a third of it is over, and Remaining for how long
-	// the process still relies on it. If less than half remains, the renewal is late: unless the lease was not
-	// renewed yet (WithFirstLease), or has a MaxHold.
+	// TTL is the length of a renewed lease, and Remaining for how long
+	// the process still relies on this one. A lease is renewed after a third of its TTL. If less than half remains, the
+	// renewal is late, unless the lease was not renewed yet ([WithFirstLease]) or has a [MaxHold].
 	TTL, Remaining time.Duration
-	// Wanted: Redis said that calls of other processes wait for the key.
+	// Wanted: calls of other processes wait for the key, as far as is known.
 	Wanted bool
 }
 
-// LocalWait is a call of this process that waits.
+// LocalWait is one waiting call in a [Local].
 type LocalWait struct {
-	// Key, Name, ID and Mode are as in Outcome.
+	// Key, Name, ID and Mode are as in [Outcome].
 	Key, Name, ID string
 	Mode          Mode
 	Waited        time.Duration
@@ -52,10 +52,10 @@ const (
 	queuesAtOnce = 128
 )
 
-// Local reports on the leases and waiting calls of this Locker: how many there are, and of each the n
-// that are oldest. It does not ask Redis, and needs memory for n. Its time grows with how many there are: some 10 ms
-// for 100,000. Calls go on meanwhile, since it looks at some at a time; so it can miss one that is granted, renewed or
-// released just then, and rarely another. A negative n is zero.
+// Local reports on the leases and waiting calls of this Locker: how many there are, and the n
+// oldest of each. It does not ask Redis, and needs memory for n. It takes some 10 ms for 100,000
+// leases or calls. Other calls are not blocked meanwhile, so the report can miss one that is
+// granted, renewed or released just then, and rarely another. A negative n is zero.
 func (l *Locker) Local(n int) Local {
 	n = max(n, 0)
 	now := time.Now()
@@ -64,18 +64,18 @@ func (l *Locker) Local(n int) Local {
 	return local
 }
 
-// oldest returns the n oldest leases, by when their calls were granted them.
+// oldest returns the n oldest leases, by the time of their grant.
 func (t *leaseTable) oldest(n int, now time.Time) []LocalLease {
 	var all []LocalLease
 	for i, more := 0, n > 0; more; i += leasesAtOnce {
 		t.mu.Lock()
-		for h := range t.schedule.Part(i, leasesAtOnce) {
-			held := h.granted().Elapsed(now)
+		for g := range t.schedule.Part(i, leasesAtOnce) {
+			held := g.granted().Elapsed(now)
 			at, among := place(all, n, held, LocalLease.held)
 			if !among {
 				continue
 			}
-			one := localLease(h, held, now)
+			one := localLease(g, held, now)
 			again := func(other LocalLease) bool { return other.Key == one.Key && other.Fence == one.Fence }
 			if !slices.ContainsFunc(all, again) { // it was seen, and has moved since
 				all = put(all, n, at, one)
@@ -92,22 +92,22 @@ func (l LocalLease) held() time.Duration { return l.Held }
 
 func (w LocalWait) waited() time.Duration { return w.Waited }
 
-// granted is when the call was granted the key that has it now. Called with leaseTable.mu held.
-func (h *hold) granted() schedule.Instant {
-	if h.lease != nil {
-		return h.lease.granted
+// granted is when the present call was granted the key. Called with leaseTable.mu held.
+func (g *grant) granted() schedule.Instant {
+	if g.lease != nil {
+		return g.lease.granted
 	}
-	return h.since
+	return g.since
 }
 
 // localLease is called with leaseTable.mu held.
-func localLease(h *hold, held time.Duration, now time.Time) LocalLease {
+func localLease(g *grant, held time.Duration, now time.Time) LocalLease {
 	l := LocalLease{
-		Key: h.key(), Mode: modeOf(h.mode()), Fence: h.fence, Held: held, TTL: h.ttl,
-		Remaining: max(h.Deadline().Mono.Sub(now), 0), Wanted: h.waiting.Load(),
+		Key: g.key(), Mode: modeOf(g.mode()), Fence: g.fence, Held: held, TTL: g.ttl,
+		Remaining: max(g.Deadline().Mono.Sub(now), 0), Wanted: g.waiting.Load(),
 	}
-	if h.lease != nil {
-		l.Name, l.Fence = h.lease.name, h.lease.fence
+	if g.lease != nil {
+		l.Name, l.Fence = g.lease.name, g.lease.fence
 	}
 	return l
 }
@@ -141,7 +141,8 @@ func (w *waiters) longest(n int, now time.Time) (waiting int, all []LocalWait) {
 	return waiting, all
 }
 
-// place is where a time belongs among all, of which the n longest are wanted, and whether it is among those.
+// place is the index at which an item with the time d belongs in all, the n longest in order, and
+// whether it is among those.
 func place[T any](all []T, n int, d time.Duration, of func(T) time.Duration) (at int, among bool) {
 	if len(all) == n && of(all[n-1]) >= d {
 		return n, false
@@ -150,7 +151,7 @@ func place[T any](all []T, n int, d time.Duration, of func(T) time.Duration) (at
 	return at, true
 }
 
-// put puts one at a place, and keeps n.
+// put inserts an item at an index, and keeps n.
 func put[T any](all []T, n, at int, one T) []T {
 	return slices.Insert(all[:min(len(all), n-1)], at, one)
 }

@@ -16,11 +16,12 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
-// Locker takes keys on one Redis deployment, or on a majority of several. It is safe
-// for concurrent use, and one per process and deployment is enough: its leases share
-// one goroutine for renewal and one subscription for wake-ups.
+// Locker takes keys on one Redis deployment, or on a majority of several. One per process and
+// deployment is enough: all its leases share one goroutine for renewal and one subscription for
+// wake-ups. It is safe for concurrent use.
 //
-// The zero Locker is not useful: use New, or NewQuorum.
+// The zero Locker is not useful: use [New] or [NewQuorum]. Close it with [Locker.Shutdown] or
+// [Locker.Close].
 type Locker struct {
 	settings
 	life  *lifecycle.Lifecycle
@@ -35,9 +36,9 @@ type Locker struct {
 	warnedContext, warnedLocker sync.Once
 }
 
-// New makes a Locker on rdb, which stays the caller's to close, after the
-// Locker. It does not talk to Redis: a server that is down is reported by the
-// calls that need it. Its error wraps ErrInvalidOption.
+// New makes a Locker on rdb. The client stays the caller's to close, after the Locker. New does not
+// talk to Redis: the calls that need a server report one that is down. Its error wraps
+// [ErrInvalidOption].
 func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 	if err := checkClient(rdb); err != nil {
 		return nil, err
@@ -80,18 +81,18 @@ func (l *Locker) storeConfig() store.Config {
 	return store.Config{ID: l.id, Prefix: l.prefix, TTL: l.ttl, Renewer: l.renewer, Life: l.life, Events: (*storeEvents)(l)}
 }
 
-// use completes a new Locker.
+// use gives a new Locker its store.
 func (l *Locker) use(s store.Store) {
 	l.store = s
 	l.waiters = newWaiters(l)
 }
 
-// sameAs reports whether two Lockers hold the same thing when they hold a key.
+// sameAs reports whether two Lockers exclude one another: they have one prefix and one store.
 func (l *Locker) sameAs(other *Locker) bool {
 	return l.prefix == other.prefix && l.store.SameAs(other.store)
 }
 
-// storeEvents is the Locker as the events of its store.
+// storeEvents is the Locker as the [store.Events] of its store.
 type storeEvents Locker
 
 func (e *storeEvents) Message(m store.Message) {
@@ -133,30 +134,32 @@ func (e *storeEvents) Warn(w store.Warning) {
 // ID names the Locker among those of all processes, as [Participant] shows it.
 func (l *Locker) ID() string { return l.id }
 
-// Prefix returns what [WithPrefix] set: what the Locker's names in Redis begin with.
+// Prefix returns the prefix that [WithPrefix] set: the Locker's names in Redis begin with it.
 func (l *Locker) Prefix() string { return l.prefix }
 
-// TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
-// for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
+// TryAcquire takes key if it is free, and otherwise returns a [*ConflictError]: the key is held,
+// waited for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
+// After an error the key is not held; see [Locker.Acquire].
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.tryOptions(opts)
 	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, nil, o, err)
 }
 
-// Acquire takes key, and waits until it is free. It returns when it has the
-// key, when ctx ends, when the Locker is closed, or, with [ErrUnavailable], when Redis
-// fails before the call knows that the key is held. A call that knows of a holder waits for
-// Redis to return.
-// After an error the key is not held: if a grant was under way it is released,
-// and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
+// Acquire takes key, and waits until it is free. It returns when it has the key, when ctx ends,
+// when the Locker is closed, or, with [ErrUnavailable], when Redis fails before the call knows that
+// the key is held. A call that knows of a holder waits for Redis to return.
+//
+// After an error the key is not held. If a grant was under way it is released; should Redis be out
+// of reach, it expires within the first lease ([WithFirstLease]).
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
 	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, waitForever{}, o, err)
 }
 
-// Do runs fn while holding key, for which it waits as Acquire does. It returns
-// nil only if fn ran wholly within one lease and returned nil. The ctx of fn
-// ends when the lease does.
+// Do runs fn while holding key. It waits for the key as [Locker.Acquire] does, and releases it when
+// fn returns or panics. It returns nil only if fn ran wholly within one lease and returned nil. The
+// ctx of fn ends when the lease does. After any other return fn may have run in part; if the error
+// wraps [ErrLeaseLost], what fn did may have overlapped with the next holder.
 func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) error, opts ...AcquireOption) error {
 	o, err := l.acquireOptions(opts)
 	if fn == nil {
@@ -169,10 +172,10 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) er
 	return lease.run(ctx, fn)
 }
 
-// Shutdown refuses new calls, sends waiting ones away with ErrClosed, and waits
-// until every lease was released or ctx ends; then it closes the Locker. It
-// returns ctx's error if leases were left, or if the last commands to Redis did not
-// end in time: call it again, or Close, to wait for those. It may be called twice.
+// Shutdown refuses new calls, lets calls that wait fail with [ErrClosed], and waits until every
+// lease was released or ctx ends. Then it closes the Locker, as [Locker.Close] does. It returns
+// ctx's error if leases were still held, or if the last commands to Redis did not end in time: call
+// Shutdown or Close again to wait for those. It may be called more than once.
 func (l *Locker) Shutdown(ctx context.Context) error {
 	l.life.Drain()
 	var err error
@@ -185,24 +188,23 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 	return cmp.Or(err, l.waitForStore(ctx, "shutdown"))
 }
 
-// closeTimeout bounds how long Close waits for commands that go-redis has under way: Close is back
+// closeTimeout bounds how long Close waits for commands that go-redis has in flight: Close returns
 // within 2 s.
 const closeTimeout = 1900 * time.Millisecond
 
-// Close closes the Locker at once: waiting calls return ErrClosed, and the
-// contexts of leases still held end with a cause that wraps ErrLeaseLost and
-// ErrClosed. Their keys stay taken until the leases run out, or until they are
-// released, since their holders may not have stopped yet. It waits for the
-// Locker's goroutines, and may be called twice.
+// Close closes the Locker at once. Calls that wait return [ErrClosed], and the contexts of leases
+// that are still held end with a cause that wraps [ErrLeaseLost] and ErrClosed. Their keys stay
+// held until the leases expire or are released, since their holders may not have stopped yet. Close
+// waits for the Locker's goroutines, and may be called more than once.
 //
-// Commands to a Redis that does not answer end when go-redis gives them up, which Close does
-// not wait for longer than 2 s: then it returns an error that wraps
-// [context.DeadlineExceeded]. Call it again to wait again.
+// Commands to a Redis that does not answer end when go-redis gives them up. Close waits for them
+// for 2 s at most, and then returns an error that wraps [context.DeadlineExceeded]: call it again
+// to wait again.
 func (l *Locker) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	l.life.Drain()
-	l.waiters.sendAway()
+	l.waiters.awaitEmpty()
 	l.closeAll()
 	return l.waitForStore(ctx, "close")
 }
@@ -225,12 +227,12 @@ func (l *Locker) waitForStore(ctx context.Context, op string) error {
 func (l *Locker) closeAll() {
 	l.life.Close()
 	for _, e := range l.leases.stop() {
-		l.end(e.hold, e.lease, fmt.Errorf("core: %q: %w: %w", e.hold.key(), ErrLeaseLost, ErrClosed))
+		l.end(e.grant, e.lease, fmt.Errorf("core: %q: %w: %w", e.grant.key(), ErrLeaseLost, ErrClosed))
 	}
 	l.store.Close()
 }
 
-// begin starts what a Locker with leases needs: their renewal, and the subscription,
+// begin starts what a Locker needs once it has leases: the renewal loop, and the subscription,
 // whose messages tell of leases that were taken away.
 func (l *Locker) begin() {
 	l.life.Background(l.renewals.run)
@@ -238,16 +240,17 @@ func (l *Locker) begin() {
 	l.life.Background(l.checkEviction)
 }
 
-// end ends the context of a lost hold's lease, then tells everybody.
-func (l *Locker) end(h *hold, lease *Lease, cause error) {
+// end ends a lost grant: first the context of its lease, so that the holder stops, then it tells
+// the wait queue, the listeners and the observer.
+func (l *Locker) end(g *grant, lease *Lease, cause error) {
 	if lease != nil {
 		lease.cancel(cause)
 	}
-	l.waiters.lost(h)
-	l.notifications.freed(h.key())
+	l.waiters.lost(g)
+	l.notifications.freed(g.key())
 	if lease != nil {
 		l.observer.OnLost(lease.Context(), Lost{
-			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause,
+			Key: g.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause,
 		})
 	}
 }

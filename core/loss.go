@@ -5,19 +5,19 @@ import (
 	"fmt"
 )
 
-// LossKind is why a lease ended before its release. The kinds are few and fixed: they make good
+// LossKind is why a lease ended before its release. The kinds are few and fixed, so they make good
 // metric labels.
 type LossKind string
 
 // Why a lease ended before its release.
 const (
-	// LossExpired: the lease was not renewed in time, or its MaxHold is over. Redis was away, or the process
-	// was stopped.
+	// LossExpired: the lease was not renewed in time, since Redis was away or the process
+	// was stopped; or its [MaxHold] is over.
 	LossExpired LossKind = "expired"
-	// LossGone: Redis does not know the lease any more. It lost data, or somebody deleted the key, or took it with
-	// ForceRelease or released it, and the message of that was lost.
+	// LossGone: Redis does not know the lease any more. Redis lost data, or the record was deleted; or the lease
+	// was ended as by LossForced or LossReleased, and the message was lost.
 	LossGone LossKind = "gone"
-	// LossForced: ForceRelease took the key away.
+	// LossForced: [Locker.ForceRelease] took the key away.
 	LossForced LossKind = "forced"
 	// LossReleased: another process that had the lease's token released it.
 	LossReleased LossKind = "released"
@@ -51,7 +51,7 @@ func (e *lossError) Error() string {
 
 func (e *lossError) Unwrap() error { return ErrLeaseLost }
 
-// lossOf is what a lease's cause says.
+// lossOf returns the kind of a lease's end from the cause of its context.
 func lossOf(cause error) LossKind {
 	if e, ok := errors.AsType[*lossError](cause); ok {
 		return e.kind

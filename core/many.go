@@ -17,42 +17,43 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// MaxKeys is how many keys one call can take.
+// MaxKeys is how many keys one call can take: 128.
 const MaxKeys = 128
 
-// TryAcquireAll takes all keys if all are free. If one is held it holds none, and
-// returns a *ConflictError that names it. It blocks for one round trip to Redis if
-// one node serves all keys, else for one a key.
+// TryAcquireAll takes all keys if all of them are free. If one is held it takes none, and returns a
+// [*ConflictError] that names that key. It blocks for one round trip to Redis if one node serves
+// all keys, and otherwise for one round trip per key. Keys and options are as for
+// [Locker.AcquireAll].
 func (l *Locker) TryAcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*LeaseSet, error) {
 	return l.obtainAll(ctx, keys, false, opts)
 }
 
-// AcquireAll takes all keys, and waits until it can have them. It returns when it
-// has all of them, when ctx ends, when the Locker is closed, or, with [ErrUnavailable],
-// as Acquire does. After an error it holds none, as after that of Acquire.
+// AcquireAll takes all keys, and waits until it can have them. It returns when it has all of them,
+// when ctx ends, when the Locker is closed, or, with [ErrUnavailable], in the cases in which
+// [Locker.Acquire] does. After an error it holds none of them.
 //
-// The order of keys does not matter, nor does a key that is there twice; there are
-// at most MaxKeys. Options apply to each lease. Calls for overlapping sets cannot
-// block one another for good, as long as none of them is made while its ctx holds
-// other keys.
+// The order of keys does not matter, and a key may be repeated; at most [MaxKeys] different keys
+// are allowed. Options apply to each lease. Calls for overlapping sets do not deadlock, as long as
+// none of them is made under a ctx that holds other keys.
 //
-// While it waits for a key that is held it holds no other. When one after another
-// turns out to be held it takes them in sorted order, and keeps what it has: its turn
-// comes, however busy each key is.
+// While it waits for a key that is held, it holds no other. If it finds one key after another held,
+// it takes them in sorted order instead, and keeps each while it waits for the next: so it is
+// served, however busy each key is.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*LeaseSet, error) {
 	return l.obtainAll(ctx, keys, true, opts)
 }
 
 func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (*LeaseSet, error) {
 	o, invalid := l.acquireOptions(opts)
-	m := multiAttempt{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
+	m := multiAttempt{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), grants: map[string]*grant{}}
 	err := errUnwound
 	defer func() { m.report(err) }()
 	err = m.obtain(keys, invalid)
 	return m.set, err
 }
 
-// obtain takes the keys, or says why it cannot.
+// obtain takes the keys: reenter those that ctx holds, then take the others (run) → wait for
+// replicas → make the grants leases, until all are held.
 func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 	l, ctx, o := m.locker, m.ctx, m.opts
 	keys, err = distinct(keys)
@@ -106,7 +107,7 @@ func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 		}
 		m.release()
 		if !m.wait {
-			return store.Unavailable("acquire", m.keys[0], errors.New("a grant ended as it came"))
+			return store.Unavailable("acquire", m.keys[0], errors.New("a grant had ended when its reply arrived"))
 		}
 	}
 }
@@ -125,7 +126,7 @@ func distinct(keys []string) ([]string, error) {
 	return keys, nil
 }
 
-// multiAttempt is one call's way to several keys.
+// multiAttempt is the state of one call for several keys.
 type multiAttempt struct {
 	locker *Locker
 	ctx    context.Context
@@ -136,8 +137,8 @@ type multiAttempt struct {
 	keys   []string // those of all that its ctx does not hold already
 	rounds int
 
-	holds map[string]*hold // what it has so far
-	set   *LeaseSet        // the result
+	grants map[string]*grant // what it has so far
+	set    *LeaseSet         // the result
 
 	key     string      // the one that was asked for last
 	waiting int         // calls for it, if it is held
@@ -145,12 +146,13 @@ type multiAttempt struct {
 	kind    OutcomeKind // as in attempt
 }
 
-// maxRounds is how often a call finds another key held, after it waited for one,
-// before it takes its keys one after the other. Nobody waits for a key while it holds
-// one that comes later in the order: so nobody waits in a circle.
+// maxRounds is how often a call may wait for one key and then find another one held, before it
+// takes its keys in sorted order. A call that waits while it holds keys waits only for a key that
+// sorts after all of those, so no circle of calls waits for itself.
 const maxRounds = 4
 
-// run takes all keys. After an error it has none.
+// run takes all keys: try all → release → wait for the one that is held → try all, and after
+// maxRounds in sorted order. After an error it has none.
 func (m *multiAttempt) run() error {
 	for {
 		m.rounds++
@@ -166,7 +168,7 @@ func (m *multiAttempt) run() error {
 		if m.rounds > maxRounds {
 			return m.inOrder()
 		}
-		if m.rounds > 1 { // not in step with those that have what is missing here
+		if m.rounds > 1 { // out of step with a call that holds what this one lacks, and lacks what it holds
 			if err := m.pause(backoff.Full(m.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
 				return err
 			}
@@ -177,12 +179,12 @@ func (m *multiAttempt) run() error {
 	}
 }
 
-// rest takes the keys that are missing, without waiting for any. Its error is a
-// *ConflictError if one is held.
+// rest takes the keys that are missing, without waiting. Its error is a *ConflictError if one is
+// held.
 func (m *multiAttempt) rest() error {
 	var missing []string
 	for _, key := range m.keys {
-		if m.holds[key] == nil {
+		if m.grants[key] == nil {
 			missing = append(missing, key)
 		}
 	}
@@ -220,7 +222,7 @@ func (m *multiAttempt) take(key string, policy ConflictPolicy) error {
 		m.kind, m.waiting = a.kind, a.conflict.Waiting
 		return err
 	}
-	m.holds[key] = a.hold
+	m.grants[key] = a.grant
 	return nil
 }
 
@@ -240,20 +242,20 @@ func (m *multiAttempt) together(keys []string) error {
 		return m.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, time.Now(), trust.Until(req.Sent, req.Lease), o)
-		h.waiting.Store(reply.Grants[i].Waiting)
-		if !l.leases.add(h) {
+		g := l.newGrant(records[i], req.Token, o.limit, reply.Grants[i].Fence, time.Now(), trust.Until(req.Sent, req.Lease), o)
+		g.waiting.Store(reply.Grants[i].Waiting)
+		if !l.leases.add(g) {
 			for _, key := range keys {
 				l.waiters.orphaned(key, req.Token, 0, 0)
 			}
 			return store.Closed("acquire", key)
 		}
-		m.holds[key] = h
+		m.grants[key] = g
 	}
 	return nil
 }
 
-// refused makes the error for a key that is held.
+// refused returns the error for a key that is held.
 func (m *multiAttempt) refused(key string, remaining time.Duration, queued int) error {
 	m.key, m.waiting = key, queued
 	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(m.start), Attempts: m.rounds, Waiting: queued}
@@ -272,17 +274,17 @@ func (m *multiAttempt) pause(d time.Duration, key string) error {
 
 // release releases what was taken so far.
 func (m *multiAttempt) release() {
-	holds := slices.Collect(maps.Values(m.holds))
-	clear(m.holds)
-	m.locker.discard(m.ctx, holds...)
+	grants := slices.Collect(maps.Values(m.grants))
+	clear(m.grants)
+	m.locker.discard(m.ctx, grants...)
 }
 
-// replicate waits until as many replicas as were asked for have the grants.
+// replicate waits until the grants are on as many replicas as the call asks for.
 func (m *multiAttempt) replicate() error {
-	var lacking []*hold
+	var lacking []*grant
 	for _, key := range m.keys {
-		if h := m.holds[key]; m.opts.replicas > int(h.acks) {
-			lacking = append(lacking, h)
+		if g := m.grants[key]; m.opts.replicas > int(g.acks) {
+			lacking = append(lacking, g)
 		}
 	}
 	if len(lacking) == 0 {
@@ -291,19 +293,21 @@ func (m *multiAttempt) replicate() error {
 	if m.locker.store.Single() {
 		return m.locker.replicate(m.ctx, lacking, m.opts.replicas, m.opts.replicaWait)
 	}
-	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts.replicas, m.opts.replicaWait) })...)
+	return errors.Join(each(lacking, func(g *grant) error {
+		return m.locker.replicate(m.ctx, []*grant{g}, m.opts.replicas, m.opts.replicaWait)
+	})...)
 }
 
-// adopt makes the holds leases of the set, under one ctx. It reports false when one
-// of them has ended.
+// adopt makes the grants leases of the set, under one ctx. It reports false when one of them has
+// ended.
 func (m *multiAttempt) adopt(set *LeaseSet) bool {
 	all := newCancellation(set.ctx)
 	now := time.Now()
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
 	for _, key := range m.keys {
-		h := m.holds[key]
-		lease := &Lease{hold: h, name: m.opts.name, fence: h.lastFence(), granted: schedule.InstantOf(now)}
+		g := m.grants[key]
+		lease := &Lease{grant: g, name: m.opts.name, fence: g.lastFence(), granted: schedule.InstantOf(now)}
 		lease.use(all)
 		lease.leaseExtra = &leaseExtra{minHold: m.opts.minHold, outer: outer}
 		outer = lease
@@ -316,9 +320,9 @@ func (m *multiAttempt) adopt(set *LeaseSet) bool {
 			continue
 		}
 		lease.set = ctx
-		if !m.locker.leases.adopt(lease.hold, lease, now) {
-			for _, h := range m.holds {
-				m.locker.leases.adopt(h, nil, now)
+		if !m.locker.leases.adopt(lease.grant, lease, now) {
+			for _, g := range m.grants {
+				m.locker.leases.adopt(g, nil, now)
 			}
 			all.cancel(context.Canceled)
 			return false

@@ -43,7 +43,7 @@ var mutants = []scriptMutant{
 	{"a holder's lease never ends", "", "if deadline <= now then", "if false then", "dead seats"},
 	{"the fence is always the same", "acquire", "nobody waits\n    return micros\n", "nobody waits\n    return 7\n", "crowd"},
 	{"the fence falls", "acquire", "nobody waits\n    return micros\n", "nobody waits\n    return 3e15 - micros\n", "crowd"},
-	{"the next in the queue gets the last fence", "release", "return math.max(spent() + 1, micros) end", "return fence end", "queue"},
+	{"the next in the queue gets the last fence", "release", "return math.max(last_fence() + 1, micros) end", "return fence end", "queue"},
 	{"everybody in the queue is served", "release", "if not dead and not fits(limit(e)) then", "if false then", "queue"},
 	{"release by anybody", "release", "elseif mine then", "elseif held > 0 then\n  redis.call('HDEL', key, 'h:' .. last)", "deaf"},
 	{"release frees nothing", "release", "    redis.call('DEL', key) -- there is nothing to remember\n", "", "refusals"},

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// notifications notifies the channels of [NotifyRelease], and the functions of [Guard.OnFree], when their
-// keys are free.
+// notifications tell the channels of [NotifyRelease] and the functions of [Guard.OnFree] that a key
+// may be free.
 type notifications struct {
 	mu    sync.Mutex
 	byKey map[string][]notification
 	swept time.Time
-	// Counts releases, of all keys that share a hash. A call that meets a conflict
-	// registers only after Redis answered: if the count moved meanwhile, its key may
+	// counts are the numbers of releases, of all keys that share a hash. A call that meets a conflict
+	// registers only after Redis has replied: if the count changed meanwhile, its key may
 	// have been released.
 	counts [256]uint64
 	seed   maphash.Seed
@@ -23,10 +23,10 @@ func newNotifications() *notifications {
 	return &notifications{byKey: map[string][]notification{}, seed: maphash.MakeSeed()}
 }
 
-// listener is a channel of [NotifyRelease] or a function of [Guard.OnFree]. A release notifies it once, however
-// many of its calls were refused.
+// listener is a channel of [NotifyRelease] or a function of [Guard.OnFree]. A release notifies it
+// once, however many of its calls were refused.
 type listener struct {
-	id   any // comparable; two of one id are the same
+	id   any // comparable; two listeners with one id are the same
 	tell func(key string)
 }
 
@@ -35,8 +35,8 @@ type notification struct {
 	until time.Time
 }
 
-// register notifies to when key is released, until the holder's lease is over. If key may have been
-// released since releases returned known, it notifies to at once.
+// register has to notified when key is released, until the holder's lease is over. If key may have
+// been released since releases returned known, it notifies at once.
 func (n *notifications) register(key string, to *listener, known uint64, remaining time.Duration) {
 	if n.registered(key, to, known, remaining) {
 		return
@@ -63,7 +63,7 @@ func (n *notifications) releases(key string) uint64 {
 	return *n.count(key)
 }
 
-// freed notifies the listeners of key, which is free, or may be.
+// freed notifies the listeners of key, which may be free.
 func (n *notifications) freed(key string) {
 	n.mu.Lock()
 	*n.count(key)++
@@ -75,21 +75,21 @@ func (n *notifications) freed(key string) {
 	}
 }
 
-// released is called when a token was released in Redis. One that did not hold the key, such as that of a call that
-// waited, has freed nothing.
+// released is called when a token was released in Redis. A token that did not hold the key, such as
+// that of a call that waited, has freed nothing.
 func (n *notifications) released(key string, owned bool) {
 	if owned {
 		n.freed(key)
 	}
 }
 
-// count is the count of releases that key shares. Called with mu held.
+// count returns the counter of releases that key shares with others. Called with mu held.
 func (n *notifications) count(key string) *uint64 {
 	return &n.counts[maphash.String(n.seed, key)%uint64(len(n.counts))]
 }
 
-// sweep forgets notifications whose release was not heard of, at most once a
-// second. Called with mu held.
+// sweep forgets notifications that are over without a release, at most once a second. Called with
+// mu held.
 func (n *notifications) sweep() {
 	now := time.Now()
 	if now.Sub(n.swept) < time.Second {

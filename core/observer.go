@@ -6,66 +6,69 @@ import (
 	"time"
 )
 
-// Observer is called with what a Locker does. Its methods run on the goroutine
-// that does it, on several at once, renewals included: they must be safe for concurrent use
-// and quick, and must not call the Locker. Embed [NopObserver], so that new methods do not
-// break yours.
+// Observer is told what a Locker does. Its methods are called on the goroutine that does it, on
+// several at the same time, renewals included. They must be safe for concurrent use and quick, and
+// must not call the Locker. Embed [NopObserver], so that methods that are added later do not break
+// your implementation.
 //
 // Keys are in the events for logs and traces; they make poor metric labels.
 type Observer interface {
-	// OnOutcome: a call for a key has ended. It is called exactly once for each call of
-	// TryAcquire, Acquire, Do, Once, TryAcquireAll, AcquireAll and Resume, and of a Guard's Do,
-	// for each call of a Guard's Peek that meets a conflict, and for each try of Lead: before that returns, and before
-	// it runs its function. A call with an invalid key or
-	// option counts too, and one that ends in a policy's panic. What happens to the call
-	// before its end, such as the decisions of its policy, is not an outcome.
+	// OnOutcome is called when a call for a key has been decided, before the call returns and before
+	// it runs its function. It is called exactly once for each call of TryAcquire, Acquire, Do, Once,
+	// TryAcquireAll, AcquireAll and Resume, of [Guard.Do], and of [Guard.Peek] if that meets a
+	// conflict; for [Locker.Lead] once for each try. It is also called for a call with an invalid key or
+	// option, and for one that ends in a panic of its policy. Steps on the way, such as
+	// the decisions of a policy, are not outcomes.
 	//
 	// If the call was granted its key, ctx is that of the lease, or of the [LeaseSet]. If
 	// OnOutcome panics, the key is released.
 	OnOutcome(ctx context.Context, e Outcome)
-	// OnWaiting: a call begins to wait for a key that is held. It is called at most once for
+	// OnWaiting is called when a call begins to wait for a key that is held: at most once for
 	// each call, before the call's outcome, whose DidWait is then true.
 	OnWaiting(ctx context.Context, e Waiting)
-	// OnReleased: a lease was released by its holder, or detached.
+	// OnReleased is called when a lease was released by its holder, or detached.
 	OnReleased(ctx context.Context, e Released)
-	// OnLost: a lease ended before it was released.
+	// OnLost is called when a lease ended before it was released.
 	OnLost(ctx context.Context, e Lost)
-	// OnRenewed: a batch of leases was sent for renewal.
+	// OnRenewed is called when Redis has answered a batch of renewals, or has failed to.
 	OnRenewed(ctx context.Context, e Renewed)
-	// OnWarning: the deployment keeps locks less well than it could, or does so no
-	// longer.
+	// OnWarning is called when something is found that makes locks less reliable or slower than they
+	// could be, and when it is over.
 	OnWarning(ctx context.Context, w Warning)
 }
 
-// Released describes a lease that its holder released.
+// Released describes a lease that its holder released, for [Observer].OnReleased.
 type Released struct {
 	Key, Name string
-	// Fence is the lease's, as in its Outcome.
+	// Fence is the lease's, as in its [Outcome].
 	Fence int64
-	Held  time.Duration
-	// Err is why Redis was not told; the key is free when its lease ends.
+	// Held is the time from the grant to the release.
+	Held time.Duration
+	// Err is why Redis could not be told of the release; the key is free when its lease expires. Nil:
+	// Redis was told.
 	Err error
-	// Detached: the key stays held, for the process that has the lease's token.
+	// Detached: the key stays held, for the process that has the lease's token; see [Lease.Detach].
 	Detached bool
 }
 
-// Lost describes a lease that ended before its holder released it.
+// Lost describes a lease that ended before its holder released it, for [Observer].OnLost.
 type Lost struct {
 	Key, Name string
-	// Fence is the lease's, as in its Outcome.
+	// Fence is the lease's, as in its [Outcome].
 	Fence int64
-	Held  time.Duration
-	Kind  LossKind
-	// Cause wraps ErrLeaseLost. It is also the cause of the lease's context, if that had not ended before,
-	// as by Release.
+	// Held is the time from the grant until the loss was noticed.
+	Held time.Duration
+	Kind LossKind
+	// Cause wraps [ErrLeaseLost]. It is also the cause of the lease's context, unless that ended earlier.
 	Cause error
 }
 
-// Renewed describes one round trip of renewals.
+// Renewed describes one batch of renewals, for [Observer].OnRenewed.
 type Renewed struct {
+	// Leases is how many leases were in the batch, and Latency how long Redis took to answer.
 	Leases  int
 	Latency time.Duration
-	// Err is the first transport error; those leases are tried again.
+	// Err is the first error of the batch, or nil. The renewals that failed are tried again.
 	Err error
 }
 
@@ -92,10 +95,10 @@ func (NopObserver) OnRenewed(context.Context, Renewed) {}
 // OnWarning does nothing.
 func (NopObserver) OnWarning(context.Context, Warning) {}
 
-// SlogObserver writes events to log: warnings, lost leases, failed releases and
-// renewals, and the outcomes shed, unavailable and error at Warn, everything else at Debug;
-// at Info that a warning is resolved, or that the eviction policy is not known. A nil log is
-// slog's default one.
+// SlogObserver returns an [Observer] that logs all events to log. Warnings, lost leases, failed
+// releases and renewals, and the outcomes shed, unavailable and error are logged at Warn. That a
+// warning is resolved, or that the eviction policy is not known, is logged at Info, and everything
+// else at Debug. A nil log is [slog.Default] at the time of the call.
 func SlogObserver(log *slog.Logger) Observer {
 	if log == nil {
 		log = slog.Default()

@@ -1,6 +1,6 @@
 package core
 
-// What is logged of a Locker that has no Observer.
+// What a Locker without an Observer logs.
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 // maxLossesLogged is how many lost leases are logged one by one within a second.
 const maxLossesLogged = 10
 
-// DefaultObserver is what a Locker without [WithObserver] has. It writes lost leases, at most ten of them in a second,
-// and warnings to log, for an Observer that hands on to it what it is told. A nil log is slog's default at the time of
-// use.
+// DefaultObserver returns the [Observer] of a Locker without [WithObserver], for an Observer of
+// yours that passes events on to it. It logs warnings, and lost leases, at most ten of them in a
+// second. A nil log is [slog.Default] at the time of use.
 func DefaultObserver(log *slog.Logger) Observer { return &defaultObserver{log: log} }
 
 type defaultObserver struct {

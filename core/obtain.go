@@ -1,7 +1,7 @@
 package core
 
-// How a call obtains its key, for every way in: reenter, or ask once, or ask → policy → wait, until
-// granted; and how a hold that nobody uses is released.
+// How a call obtains its key, for every entry point: reenter, or ask once, or ask → policy → wait, until
+// granted; and how a grant that no lease uses is released.
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 )
 
 // obtain takes the call's key, or returns why it cannot, and reports the outcome. A nil policy
-// rejects. The call fails with invalid, unless that is nil.
+// rejects. If invalid is not nil, the call fails with it.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
 	o.name, o.id = call.Name, call.ID
 	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: o, start: time.Now()}
@@ -27,7 +27,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 	return a.lease, err
 }
 
-// attempt is one call's way to its key.
+// attempt is the state of one call that takes its key.
 type attempt struct {
 	locker   *Locker
 	ctx      context.Context
@@ -35,20 +35,20 @@ type attempt struct {
 	policy   ConflictPolicy
 	opts     acquireOptions
 	start    time.Time
-	record   string        // the key's name in Redis; "" until it is asked for
-	resumed  bool          // it is held already, by a token
+	record   string        // the key's name in Redis; "" until the call asks
+	resumed  bool          // the key is held already, by a token
 	reserved bool          // the key was reserved when it was granted
-	multi    *multiAttempt // the call for several keys that this one is a part of; nil: none
+	multi    *multiAttempt // the call for several keys that this one is a part of, or nil
 
 	conflict Conflict
 
-	// The result: a lease, or a hold without one for a call for several keys.
+	// The result: a lease, or for a part of a call for several keys a grant without one.
 	lease *Lease
-	hold  *hold
+	grant *grant
 
-	waits  bool        // the call wants a place in Redis's queue: only when it will wait
+	waits  bool        // the call will wait, so its requests join Redis's queue
 	waited bool        // OnWaiting was called
-	kind   OutcomeKind // where the error alone does not say it; see outcomeOf
+	kind   OutcomeKind // if the error alone does not say it; see outcomeOf
 }
 
 func (a *attempt) obtain(invalid error) error {
@@ -73,40 +73,41 @@ func (a *attempt) obtain(invalid error) error {
 
 func (a *attempt) run() error {
 	if a.policy == nil {
-		return a.once(a.start)
+		return a.tryOnce(a.start)
 	}
 	err := a.await()
 	if _, held := errors.AsType[*ConflictError](err); held && a.opts.notify != nil && a.kind == "" {
 		a.policy = nil
-		return a.once(time.Now()) // Redis tells those who were refused, not those who waited and left
+		return a.tryOnce(time.Now()) // Redis notifies a call that was refused, not one that waited and left
 	}
 	return err
 }
 
-// once asks Redis for the key, and does not wait for it.
-func (a *attempt) once(now time.Time) error {
+// tryOnce asks Redis for the key once: granted, or ask the policy, which refuses or defers. It does
+// not wait.
+func (a *attempt) tryOnce(now time.Time) error {
 	l, key := a.locker, a.call.Key
 	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
 		watch, known = l.id, l.notifications.releases(key)
 	}
-	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
-	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
+	req := waitqueue.Request{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
+	reply, _, err := a.send(&req, store.NotQueued, watch, nil)
 	if err != nil {
 		return err
 	}
 	if reply.Granted {
 		now = time.Now()
-		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, now, a.validity(&u), &a.opts)
-		if !l.leases.add(h) {
-			l.releaseLate(key, []string{u.Token})
+		g := l.newGrant(a.record, req.Token, a.opts.limit, reply.Fence, now, a.validity(&req), &a.opts)
+		if !l.leases.add(g) {
+			l.releaseLate(key, []string{req.Token})
 			return a.closed()
 		}
-		h.waiting.Store(reply.Waiting)
-		if taken, err := a.take(h, now); taken || err != nil {
+		g.waiting.Store(reply.Waiting)
+		if taken, err := a.take(g, now); taken || err != nil {
 			return err
 		}
-		return store.Unavailable("acquire", key, errors.New("the grant ended as it came"))
+		return store.Unavailable("acquire", key, errors.New("the grant had ended when its reply arrived"))
 	}
 	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = a.conflict.Attempt+1, reply.Remaining, reply.Queued
 	decision, err := a.decide(time.Now())
@@ -120,7 +121,7 @@ func (a *attempt) once(now time.Time) error {
 	return err
 }
 
-// await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
+// await takes the key: ask → policy → wait, until granted. It is the only loop for requests to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
 	w, waiting, held := a.locker.waiters.join(a.call.Key, &a.opts, a.start)
@@ -133,36 +134,36 @@ func (a *attempt) await() error {
 	a.waits = ok && p.Waits()
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
-		h, may := w.look(now)
+		g, step := w.next(now)
 		switch {
-		case h != nil:
-			if taken, err := a.take(h, now); taken || err != nil {
+		case g != nil:
+			if taken, err := a.take(g, now); taken || err != nil {
 				return err
 			}
-			w.rejoin(h)
+			w.rejoin(g)
 			continue
-		case may.Err != nil:
-			return may.Err
-		case may.Ask:
-			if err := a.question(w, &may.Question); err != nil && (!may.Informed || !store.Outage(err)) {
+		case step.Err != nil:
+			return step.Err
+		case step.Ask:
+			if err := a.request(w, &step.Request); err != nil && (!step.Informed || !store.Outage(err)) {
 				return err
 			}
 			continue
-		case may.Informed && !now.Before(decideAt):
+		case step.Informed && !now.Before(decideAt):
 			delay, err := a.delay(w, now, decideAt.IsZero())
 			if err != nil {
 				return err
 			}
 			decideAt = now.Add(delay)
 		}
-		if err := a.wait(w, &may, decideAt.Sub(now)); err != nil {
+		if err := a.wait(w, &step, decideAt.Sub(now)); err != nil {
 			return err
 		}
 	}
 }
 
-// delay is how long the policy lets the call wait before it decides again. An error ends the
-// call.
+// delay asks the policy, and returns how long the call waits before the policy decides again. An
+// error ends the call.
 func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, error) {
 	a.conflict.Attempt++
 	var failure error
@@ -196,14 +197,15 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	return delay, nil
 }
 
-// wait waits until the call is woken, may ask or has to decide again. An error ends the call.
-func (a *attempt) wait(w *waiter, may *waitqueue.View, decideIn time.Duration) error {
+// wait waits until the call is woken, may ask, or the policy has to decide again. An error ends the
+// call.
+func (a *attempt) wait(w *waiter, step *waitqueue.Step, decideIn time.Duration) error {
 	pause := a.opts.replyTimeout()
-	if may.Informed {
+	if step.Informed {
 		pause = decideIn
 	}
-	if may.AskIn >= 0 {
-		pause = min(pause, may.AskIn)
+	if step.AskIn >= 0 {
+		pause = min(pause, step.AskIn)
 	}
 	switch err := w.wait(a.ctx, pause, a.locker.life.Closing()); {
 	case errors.Is(err, ErrClosed):
@@ -225,7 +227,7 @@ func (a *attempt) shed(held bool) error {
 	return a.refusal(Reject())
 }
 
-// gone reports that the caller's ctx ended while the call waited.
+// gone returns the error of a call whose ctx ended while it waited.
 func (a *attempt) gone() error {
 	return fmt.Errorf("core: acquire %q: the key is held, waited %s: %w",
 		a.call.Key, time.Since(a.start).Round(time.Millisecond), ctxerr.Of(a.ctx))
@@ -235,29 +237,30 @@ func (a *attempt) closed() error {
 	return store.Closed("acquire", a.call.Key)
 }
 
-// validity is until when a grant that answers u can be trusted.
-func (a *attempt) validity(u *waitqueue.Question) time.Time {
-	return trust.Until(u.Sent, a.opts.firstLease())
+// validity is until when a grant in reply to req can be trusted.
+func (a *attempt) validity(req *waitqueue.Request) time.Time {
+	return trust.Until(req.Sent, a.opts.firstLease())
 }
 
-// question asks Redis for the queue. The call sees the result when it looks. An error ends the
-// call, unless Redis is out of reach and the call can wait for it to return.
-func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
+// request sends a request for the queue, and gives the queue the reply: the call sees the result
+// in its next round of await. An error ends the call, unless Redis is away and the call can wait
+// for it to return.
+func (a *attempt) request(w *waiter, req *waitqueue.Request) error {
 	mark := store.NotQueued
 	if a.waits {
 		mark = a.locker.store.Mark()
 	}
 	a.record = w.queue.record
-	reply, stopped, err := a.ask(u, mark, "", w.granted)
+	reply, stopped, err := a.send(req, mark, "", w.granted)
 	if err != nil || stopped {
 		var f waitqueue.Failure
 		if !reply.Granted && errors.Is(err, ErrUnavailable) {
 			f = waitqueue.Failure{Err: err, Unsent: store.Unsent(err), Local: store.PoolTimeout(err)}
 		}
-		w.unanswered(u, f)
+		w.unanswered(req, f)
 		return err
 	}
-	late := w.answered(u, mark, &reply, a.validity(u))
+	late := w.answered(req, mark, &reply, a.validity(req))
 	switch full := mark != store.NotQueued && reply.Place == 0 && !reply.Foreign; {
 	case reply.Granted && len(late) > 0:
 		a.locker.releaseLate(a.call.Key, late)
@@ -269,16 +272,16 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 	return nil
 }
 
-// ask sends a question. After an error, or when a hold was given to the call meanwhile,
-// a grant that answers it is released.
-func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
+// send sends a request. After an error, or if the call was given another grant meanwhile (stopped),
+// a grant in reply to the request is released.
+func (a *attempt) send(req *waitqueue.Request, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
 		a.record = store.RecordName(l.prefix, key)
 	}
 	reply, stopped, err = l.store.Acquire(a.ctx, store.AcquireRequest{
-		Record: a.record, Token: u.Token, Fresh: u.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
-		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: u.Sent, Timeout: u.Timeout,
+		Record: a.record, Token: req.Token, Fresh: req.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
+		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: req.Sent, Timeout: req.Timeout,
 	}, stop)
 	a.reserved = reply.Reserved
 	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {
@@ -287,28 +290,28 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 	return reply, stopped, err
 }
 
-// take makes the call the holder of h. It reports false when h has ended. After an error h
-// is released.
-func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
+// take makes the grant a lease of the call: wait for replicas → newLease → adopt. It reports false
+// when the grant has ended. After an error the grant is released.
+func (a *attempt) take(g *grant, now time.Time) (taken bool, err error) {
 	l := a.locker
 	if a.multi != nil {
-		a.hold = h
-		return l.leases.adopt(h, nil, now), nil
+		a.grant = g
+		return l.leases.adopt(g, nil, now), nil
 	}
-	if a.opts.replicas > int(h.acks) {
-		if err := l.replicate(a.ctx, []*hold{h}, a.opts.replicas, a.opts.replicaWait); err != nil {
+	if a.opts.replicas > int(g.acks) {
+		if err := l.replicate(a.ctx, []*grant{g}, a.opts.replicas, a.opts.replicaWait); err != nil {
 			if a.resumed { // the token stays good
-				l.leases.drop(h)
+				l.leases.drop(g)
 			} else {
-				l.discard(a.ctx, h)
+				l.discard(a.ctx, g)
 			}
 			return false, err
 		}
 		now = time.Now()
 	}
-	lease := newLease(a.ctx, a.call, h, &a.opts, now)
+	lease := newLease(a.ctx, a.call, g, &a.opts, now)
 	lease.reserved = a.reserved
-	if !l.leases.adopt(h, lease, now) {
+	if !l.leases.adopt(g, lease, now) {
 		lease.finish()
 		return false, nil
 	}
@@ -337,7 +340,8 @@ func (a *attempt) refusal(d Decision) error {
 	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
 }
 
-// reserve reserves the key for a call that was deferred. The call is stored even if this fails.
+// reserve reserves the key for a call that was deferred. The call is stored even if this fails. In
+// the background it then ends the reservation if no work of the key is parked any more.
 func (a *attempt) reserve(d Decision) {
 	l, key := a.locker, a.call.Key
 	if d.reserve <= 0 || !l.store.Queues() {
@@ -349,7 +353,7 @@ func (a *attempt) reserve(d Decision) {
 	}
 	l.life.Background(func() {
 		ctx := l.life.Context()
-		for end := time.Now().Add(d.reserve); err != nil; { // it may be reserved, for nobody
+		for end := time.Now().Add(d.reserve); err != nil; { // it may be reserved although the request failed
 			stamp, err = stampOf(ctx, l, key)
 			if err != nil && (l.life.Pause(ctx, time.Second) != nil || time.Now().After(end)) {
 				return
@@ -368,7 +372,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 	switch {
 	case held == nil:
 		return nil, nil
-	case o.limit == exclusive && held.hold.mode() != exclusive:
+	case o.limit == exclusive && held.grant.mode() != exclusive:
 		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 	}
 	return held.again(ctx, call), nil
@@ -384,12 +388,12 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 		if held.Key() != key {
 			continue
 		}
-		if !held.hold.locker.sameAs(l) {
+		if !held.grant.locker.sameAs(l) {
 			l.warnOtherLocker()
 			continue
 		}
 		held = held.outermost()
-		if !held.hold.locker.leases.valid(held) {
+		if !held.grant.locker.leases.valid(held) {
 			return nil
 		}
 		return held
@@ -397,27 +401,28 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 	return nil
 }
 
-// cancel releases, in the background, what Redis may still hold for a hold that is over, with a stay
-// as in releaseHold. A closed Locker has no background: then cancel blocks.
-func (l *Locker) cancel(h *hold, stay time.Duration) {
-	req := h.releaseRequest()
-	req.Stay = max(stay, 0)
-	if !l.store.Cancel(req, h.ttl, func(owned bool) { l.notifications.released(h.key(), owned) }) {
+// cancel releases, in the background, what Redis may still have of a grant that has ended, with the
+// rest of a MinHold as in releaseGrant. A closed Locker has no background: then cancel blocks.
+func (l *Locker) cancel(g *grant, minHoldLeft time.Duration) {
+	req := g.releaseRequest()
+	req.MinHoldLeft = max(minHoldLeft, 0)
+	if !l.store.Cancel(req, g.ttl, func(owned bool) { l.notifications.released(g.key(), owned) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
 }
 
-// releaseLate releases grants that came when the Locker was closed.
+// releaseLate releases grants that arrived when the Locker was closed.
 func (l *Locker) releaseLate(key string, tokens []string) {
 	for _, token := range tokens {
 		_, _ = l.store.Release(context.Background(), store.ReleaseRequest{Record: store.RecordName(l.prefix, key), Token: token})
 	}
 }
 
-// releaseHold ends a hold: it is handed over to the next call that waits, or released in Redis. With a
-// stay, the rest of a MinHold, the key stays held for so long.
-func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
-	also, wanted, handedOver := l.waiters.released(h, stay, now)
+// releaseGrant ends a grant: hand it over to the next call that waits here → else release it in
+// Redis, along with the queue's token, and give the queue the reply. With minHoldLeft, the rest of a
+// MinHold, the key stays held for that long.
+func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Duration, now time.Time) (owned bool, err error) {
+	requeue, wanted, handedOver := l.waiters.released(g, minHoldLeft, now)
 	if handedOver {
 		return true, nil
 	}
@@ -426,26 +431,27 @@ func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, n
 	}
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
-	l.leases.drop(h)
-	if h.transferred.Load() && stay <= 0 {
-		l.released(h)
+	l.leases.drop(g)
+	if g.transferred.Load() && minHoldLeft <= 0 {
+		l.released(g)
 	}
-	req := h.releaseRequest()
-	req.Stay, req.Requeue, req.Wanted = max(stay, 0), also, wanted
+	req := g.releaseRequest()
+	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), requeue, wanted
 	reply, err := l.store.Release(ctx, req)
-	l.waiters.releaseAnswered(h, also, now, reply, err)
+	l.waiters.releaseAnswered(g, requeue, now, reply, err)
 	return reply.Owned, err
 }
 
-// discard releases holds that got no lease, in the background if the caller has left.
-func (l *Locker) discard(ctx context.Context, holds ...*hold) {
-	if len(holds) == 0 {
+// discard releases grants that did not become leases, in the background if the caller's ctx has
+// ended.
+func (l *Locker) discard(ctx context.Context, grants ...*grant) {
+	if len(grants) == 0 {
 		return
 	}
 	release := func() {
-		each(holds, func(h *hold) error {
-			if _, err := l.releaseHold(context.Background(), h, 0, time.Now()); err != nil {
-				l.cancel(h, 0)
+		each(grants, func(g *grant) error {
+			if _, err := l.releaseGrant(context.Background(), g, 0, time.Now()); err != nil {
+				l.cancel(g, 0)
 			}
 			return nil
 		})
@@ -457,7 +463,7 @@ func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	release()
 }
 
-// waitForever is the policy of Acquire: to wait as long as it takes.
+// waitForever is the policy of Acquire: it always waits.
 type waitForever struct{}
 
 func (waitForever) OnConflict(context.Context, Conflict) (Decision, error) {

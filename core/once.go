@@ -6,33 +6,35 @@ import (
 	"time"
 )
 
-// Once runs fn in one process per period: for a cron tick that comes to every replica. Each replica
-// calls Once. The first one holds key and runs fn, and its release leaves the key held for the rest of
-// the period; the others return false and nil at once. (Do would run fn in all of them, one after the
-// other.)
+// Once runs fn in one process per period: for a cron tick that fires in every replica. Each replica
+// calls Once. The first one holds key and runs fn, and its release leaves the key held for the rest
+// of the period; the others return false and nil at once. (Do would run fn in all of them, one
+// after the other.)
 //
-// A period begins with its run and lasts nine tenths of every. So the runs start at least
-// that far apart, and each tick is run once if its calls come within nine tenths of every of one
-// another, and not more than a tenth of it early: so far may the replicas' clocks be apart. A run that
-// takes longer than its period holds the key until its end, and the ticks meanwhile are left out.
-// every is 100 ms to 366 days.
+// A period begins with its run and lasts nine tenths of every, which is 100 ms to 366 days. So runs
+// start at least that far apart. A tick is run by exactly one replica if its calls come within nine
+// tenths of every of one another, and none comes more than a tenth of it early: so far may the
+// replicas' clocks be apart. A run that takes longer than its period holds the key until its end,
+// and the ticks meanwhile are skipped.
 //
-// The period counts if fn returns nil and Redis is told so before the lease ends. If fn fails or panics, the
-// key is free at once; if its lease was lost, or its process died, the key is free when the lease ends (WithTTL,
-// WithFirstLease). The same is true if fn succeeded, and Redis is out of reach from then until the lease ends, or
-// until the Locker is closed: [Observer.OnReleased] says so, and err is nil. Then the next
-// call runs fn, in any process and in the same period too: that of a late replica, or of the next
-// tick, since those that were told false do not come back. What must not be done twice claims [Lease.Fence]
-// in its store first.
+// The period counts if fn returns nil and Redis is told so before the lease ends. Otherwise the
+// next call runs fn, in any process and in the same period too. That is the call of a late replica,
+// or of the next tick: a replica that was told false does not call again. If fn fails or panics,
+// the key is free at once. If the lease was lost, or the process died, the key is free when the
+// lease ends ([WithTTL], [WithFirstLease]). The same is true if fn succeeded, but Redis cannot be
+// reached from then until the lease ends, or until the Locker is closed: then [Observer].OnReleased
+// has the error, and err is nil. For what must not be done twice, claim [Lease.Fence] in your store
+// first.
 //
-// ran reports whether fn was called. Then err is fn's, joined with an error that wraps ErrLeaseLost if
-// the lease was lost. Otherwise err is nil, or says why the call could not ask, as that of TryAcquire
-// does: perhaps nobody ran fn. On a quorum, where calls at the same time can all be refused, a call
-// that is refused asks again for a tenth of every, at most a second.
+// ran reports whether fn was called. If it was, err is fn's error, joined with one that wraps
+// [ErrLeaseLost] if the lease was lost. If not, err is nil when the period is another call's, and
+// otherwise the error of [Locker.TryAcquire]: perhaps nobody ran fn. On a quorum, where calls at
+// the same time can all be refused, a call that is refused asks again for a tenth of every, at most
+// a second.
 //
-// The key is for Once alone: a call that finds it held for other work, waited for or reserved returns
-// false and nil too. It is an ErrInvalidOption if ctx holds the key already, and so are Shared, Counted and
-// MinHold.
+// Use the key for Once alone: a call that finds it held for other work, waited for or reserved also
+// returns false and nil. If ctx holds the key already, or with [Shared], [Counted] or [MinHold],
+// Once returns an error that wraps [ErrInvalidOption].
 func (l *Locker) Once(ctx context.Context, key string, every time.Duration, fn func(context.Context) error, opts ...AcquireOption) (ran bool, err error) {
 	o, err := l.onceOptions(ctx, key, every, fn, opts)
 	var policy ConflictPolicy
@@ -76,8 +78,9 @@ func (l *Locker) onceOptions(ctx context.Context, key string, every time.Duratio
 	return o, err
 }
 
-// splitVote is the policy of Once on a quorum, and how long it waits: of calls that asked at the same time
-// each may have got less than a majority, so that nobody has the key.
+// splitVote is the policy of Once on a quorum; its value is how long a call goes on asking. If
+// several calls asked at the same time, each may have got less than a majority, so that nobody has
+// the key.
 type splitVote time.Duration
 
 const maxSplitVote = time.Second

@@ -1,6 +1,6 @@
 package core
 
-// What a Locker can be told by [Option], and one call by [AcquireOption].
+// The options of a Locker, [Option], and those of one call, [AcquireOption].
 
 import (
 	"fmt"
@@ -15,10 +15,9 @@ import (
 )
 
 const (
-	// DefaultTTL is the lease's length unless WithTTL says otherwise.
+	// DefaultTTL is the default of [WithTTL].
 	DefaultTTL = 15 * time.Second
-	// DefaultFirstLease bounds the lease of a grant until its first renewal unless
-	// WithFirstLease says otherwise.
+	// DefaultFirstLease is the default of [WithFirstLease].
 	DefaultFirstLease = 10 * time.Second
 	// MinTTL is the shortest lease.
 	MinTTL = 100 * time.Millisecond
@@ -26,7 +25,7 @@ const (
 	MaxTTL = 24 * time.Hour
 )
 
-// settings is what Options say.
+// settings are what Options set.
 type settings struct {
 	prefix     string
 	ttl        time.Duration
@@ -57,12 +56,11 @@ func newSettings(opts []Option) (settings, error) {
 	return s, nil
 }
 
-// Option configures a Locker.
+// Option configures a [Locker].
 type Option func(*settings) error
 
-// WithTTL sets the length of a renewed lease: how long a key stays taken after
-// its holder's process died. It is renewed at a third. Default 15 s; at least
-// 100 ms, at most 24 h.
+// WithTTL sets the length of a renewed lease: how long a key stays held after its holder's process
+// died. A lease is renewed after a third of it. Default 15 s; at least 100 ms, at most 24 h.
 func WithTTL(d time.Duration) Option {
 	return func(s *settings) error {
 		s.ttl = d
@@ -70,14 +68,14 @@ func WithTTL(d time.Duration) Option {
 	}
 }
 
-// WithFirstLease bounds the lease of a grant until its first renewal, which comes after a
-// third of it. It is a compromise. A grant whose caller never learns of it, since the reply
-// is lost and the process or its connection is gone, keeps its key for so long. And a Redis
-// that is away for up to two thirds of it costs no holder its lease, however young that is. A
-// key that another process's release hands over is granted for 1 s until its first renewal,
-// whatever this says.
-// Default 10 s; at least 100 ms, at most 24 h. A TTL that is shorter bounds the first lease
-// too, so that WithFirstLease(core.MaxTTL) makes it the whole TTL.
+// WithFirstLease bounds the lease of a grant until its first renewal, which is sent after a third
+// of it. If a reply is lost and its process or connection is gone, nobody learns of the grant, and
+// its key stays held for this long. If Redis is away for less than two thirds of it, no holder
+// loses its lease, however young. A key that another process's release hands over is granted for 1
+// s until its first renewal, whatever this option says.
+//
+// Default 10 s; at least 100 ms, at most 24 h. A shorter TTL bounds the first lease too, so
+// WithFirstLease(core.MaxTTL) makes it the whole TTL.
 func WithFirstLease(d time.Duration) Option {
 	return func(s *settings) error {
 		s.firstLease = d
@@ -85,9 +83,9 @@ func WithFirstLease(d time.Duration) Option {
 	}
 }
 
-// WithPrefix sets what the names of all keys and channels in Redis begin with.
-// Lockers exclude one another only under one prefix. Default "perkey"; 1 to 64
-// bytes, no braces, white space or control bytes.
+// WithPrefix sets the prefix of the names of all keys and channels in Redis. Lockers exclude one
+// another only under one prefix. Default "perkey"; 1 to 64 bytes, no braces, white space or control
+// bytes.
 func WithPrefix(prefix string) Option {
 	return func(s *settings) error {
 		if !ident.ValidPrefix(prefix) {
@@ -99,8 +97,9 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithObserver sets the [Observer]. The Locker then logs nothing by itself. Default: one that logs lost leases and
-// warnings; see [WithLogger]. [NopObserver] is silence. A nil one, or a nil pointer, is an ErrInvalidOption.
+// WithObserver sets the [Observer]. The Locker then logs nothing by itself. Default:
+// [DefaultObserver], which logs lost leases and warnings; see [WithLogger]. [NopObserver] logs
+// nothing. A nil Observer, or one that is a nil pointer, is an [ErrInvalidOption].
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
 		if absent.Is(o) {
@@ -111,8 +110,9 @@ func WithObserver(o Observer) Option {
 	}
 }
 
-// WithLogger sets where a Locker without [WithObserver] logs lost leases, at most ten of them in a second, and warnings;
-// with an Observer it has no effect. Default: slog's default logger at the time of use. A nil one is an ErrInvalidOption.
+// WithLogger sets the logger of a Locker without [WithObserver]: it gets lost leases, at most ten
+// of them in a second, and warnings. With an Observer it has no effect. Default: [slog.Default] at
+// the time of use. A nil logger is an [ErrInvalidOption].
 func WithLogger(log *slog.Logger) Option {
 	return func(s *settings) error {
 		if log == nil {
@@ -123,15 +123,15 @@ func WithLogger(log *slog.Logger) Option {
 	}
 }
 
-// DefaultMaxWaiters is how many calls of a Locker may wait for one key, unless
-// WithMaxWaiters says otherwise. For all keys together it is ten times as many.
+// DefaultMaxWaiters is the default of [WithMaxWaiters] for one key. The default for all keys
+// together is ten times as many.
 const DefaultMaxWaiters = 10_000
 
-// WithMaxWaiters bounds the calls that wait at the same time: perKey for one key,
-// total for all. A call beyond that does not wait, whatever its policy says: it fails with a
-// [*ConflictError] if its key is known to be held, and with [ErrUnavailable] otherwise. In
-// Redis at most 1,024 Lockers wait for one key. Default 10,000 and 100,000;
-// perKey is at least 1, and total no less than perKey.
+// WithMaxWaiters bounds the calls of the Locker that wait at the same time: perKey for one key,
+// total for all keys. A call beyond that does not wait, whatever its policy says. It fails with a
+// [*ConflictError] if its key is known to be held, and with [ErrUnavailable] otherwise. In Redis at
+// most 1,024 Lockers wait for one key. Default 10,000 and 100,000; perKey is at least 1, and total
+// is at least perKey.
 func WithMaxWaiters(perKey, total int) Option {
 	return func(s *settings) error {
 		s.maxPerKey, s.maxWaiters = perKey, total
@@ -142,12 +142,11 @@ func WithMaxWaiters(perKey, total int) Option {
 	}
 }
 
-// WithRenewalClient sets the client that renewals go through, which stays the
-// caller's to close, after the Locker. Default: one like the Locker's, with up to 9
-// connections of its own to each node and without its hooks, so that commands of
-// others that use up the pool cannot keep leases from being renewed. The default follows
-// a Sentinel failover; one that is given has to do so itself, as go-redis's failover
-// client does.
+// WithRenewalClient sets the client for renewals. It stays the caller's to close, after the Locker.
+// Default: a client like the Locker's, without its hooks and with up to 9 connections of its own to
+// each node, so that other commands that use up the pool cannot keep leases from being renewed. The
+// default client follows a Sentinel failover. A client that is given has to do so itself, as
+// go-redis's failover client does. Nil is an [ErrInvalidOption].
 func WithRenewalClient(rdb redis.UniversalClient) Option {
 	return func(s *settings) error {
 		if absent.Is(rdb) {
@@ -158,9 +157,10 @@ func WithRenewalClient(rdb redis.UniversalClient) Option {
 	}
 }
 
-// AcquireOption configures one Acquire, or every call of a Guard.
+// AcquireOption configures one call that takes a key, or every call of a [Guard].
 type AcquireOption func(*acquireOptions) error
 
+// acquireOptions are what AcquireOptions set.
 type acquireOptions struct {
 	ttl     time.Duration
 	first   time.Duration // the Locker's bound on the first lease
@@ -185,7 +185,7 @@ func (o *acquireOptions) firstLease() time.Duration {
 	return min(o.ttl, o.first)
 }
 
-// replyTimeout is how long a question waits for its reply: a grant that comes after its first
+// replyTimeout is how long a request waits for its reply: a grant that arrives after its first
 // lease is of no use.
 func (o *acquireOptions) replyTimeout() time.Duration { return min(o.firstLease(), store.ReplyTimeout) }
 
@@ -197,11 +197,11 @@ const (
 	shared    = store.Shared
 )
 
-// Shared takes the key together with any number of other shared holders, and with
-// no exclusive one: the read side of a read-write lock, whose write side are calls
-// without this option. Processes are served in order of arrival: a shared call that
-// comes after a waiting exclusive one waits behind it. When the first of a process's
-// waiting shared calls gets the key, the others that wait at that moment get it with it.
+// Shared takes the key together with any number of other shared holders, and not beside an
+// exclusive one. It is the read side of a read-write lock; calls without it are the write side.
+// Processes are served in order of arrival: a shared call that arrives after a waiting exclusive
+// one is served after it. When the first of a process's waiting shared calls gets the key, all that
+// wait there at that moment get it too.
 func Shared() AcquireOption {
 	return func(o *acquireOptions) error {
 		o.limit = shared
@@ -209,9 +209,9 @@ func Shared() AcquireOption {
 	}
 }
 
-// Counted takes the key if fewer than n hold it: a counting semaphore. All calls for
-// one key should give the same n; when it is changed, each call uses its own n, so
-// that a smaller one takes effect as the holders leave. 1 is exclusive; at most MaxCount.
+// Counted takes the key if fewer than n hold it: a counting semaphore. All calls for one key should
+// give the same n. While n is being changed each call uses its own n, so a smaller one takes effect
+// as the holders leave. 1 is exclusive; at most [MaxCount].
 func Counted(n int) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.limit = n
@@ -222,12 +222,12 @@ func Counted(n int) AcquireOption {
 	}
 }
 
-// MaxCount is the greatest number of holders that Counted allows.
+// MaxCount is the greatest n of [Counted].
 const MaxCount = 1_000_000
 
-// MaxHold ends the lease d after its grant at the latest: it is not renewed any
-// longer, and its context ends with a cause that wraps ErrLeaseLost. Extend can
-// still lengthen it. Default: no bound; 100 ms to 24 h.
+// MaxHold ends the lease d after its grant at the latest: it is not renewed any longer, and its
+// context ends with a cause that wraps [ErrLeaseLost]. [Lease.Extend] can still lengthen it.
+// Default: no bound; 100 ms to 24 h.
 func MaxHold(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.maxHold = d
@@ -235,10 +235,10 @@ func MaxHold(d time.Duration) AcquireOption {
 	}
 }
 
-// MinHold keeps the key taken until d after its grant, even when it is released
-// earlier: for work that should not run again so soon. The release returns at once. If Redis cannot be told
-// before the lease ends, or before the Locker is closed, the key is free when the lease ends.
-// Default: not at all; 100 ms to 24 h.
+// MinHold keeps the key held until d after its grant, even if it is released earlier: for work that
+// should not run again so soon. The release itself returns at once. If Redis cannot be told before
+// the lease ends, or before the Locker is closed, the key is free when the lease ends. Default:
+// none; 100 ms to 24 h.
 func MinHold(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.minHold = d
@@ -246,9 +246,9 @@ func MinHold(d time.Duration) AcquireOption {
 	}
 }
 
-// Named says what takes the key, for Inspect, logs and metrics: name is the kind of
-// work, id identifies this piece of it. Either may be empty; 100 bytes of each are
-// kept. For calls of a Guard, Call.Name and Call.ID say it.
+// Named describes the call that takes the key, for [Locker.Inspect], logs and metrics: name is the
+// kind of work, id identifies this piece of it. Either may be empty; Redis stores the first 100
+// bytes of each. Calls of a Guard have [Call].Name and ID instead.
 func Named(name, id string) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.name, o.id = name, id
@@ -256,7 +256,7 @@ func Named(name, id string) AcquireOption {
 	}
 }
 
-// LeaseTTL overrides the Locker's TTL. The lease is still renewed. 100 ms to 24 h.
+// LeaseTTL overrides the Locker's TTL, [WithTTL]. The lease is still renewed. 100 ms to 24 h.
 func LeaseTTL(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.ttl = d
@@ -264,8 +264,8 @@ func LeaseTTL(d time.Duration) AcquireOption {
 	}
 }
 
-// FixedLease makes the lease end d after its grant, unless Extend or Release
-// comes first: it is not renewed. It is LeaseTTL and MaxHold in one; 100 ms to 24 h.
+// FixedLease makes the lease end d after its grant, unless [Lease.Extend] lengthens it or it is
+// released first: it is not renewed. It is [LeaseTTL] and [MaxHold] in one; 100 ms to 24 h.
 func FixedLease(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.ttl, o.maxHold = d, d
@@ -273,10 +273,10 @@ func FixedLease(d time.Duration) AcquireOption {
 	}
 }
 
-// NotifyRelease sends the key on ch once, without blocking, when the key that
-// was found held may be free. As with [os/signal.Notify], ch must have
-// room. The notification can be lost: wait with a time-out as well. A call whose policy waits, and
-// gives up, asks for the key once more, so that Redis knows whom to tell.
+// NotifyRelease sends the key on ch once, without blocking, when the key that was found held may be
+// free. As with [os/signal.Notify], ch must have room. The notification can be lost: wait with a
+// time-out as well. A call whose policy waits and then gives up asks for the key once more, so that
+// Redis knows whom to tell. A nil ch is an [ErrInvalidOption].
 func NotifyRelease(ch chan<- string) AcquireOption {
 	return func(o *acquireOptions) error {
 		if ch == nil {

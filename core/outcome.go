@@ -1,6 +1,6 @@
 package core
 
-// The outcome of each call: exactly one, which its observer is told.
+// The outcome of each call: exactly one, which its observer gets.
 
 import (
 	"context"
@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// OutcomeKind is how a call ended. The kinds are few and fixed: they make good metric
-// labels.
+// OutcomeKind is how a call ended. The kinds are few and fixed, so they make good metric labels.
 type OutcomeKind string
 
 // How a call can end.
@@ -17,12 +16,12 @@ const (
 	// OutcomeAcquired: the call has its key, or all of its keys.
 	OutcomeAcquired OutcomeKind = "acquired"
 	// OutcomeConflict: the key is held or reserved, and the policy refused the call. A call
-	// without a policy, such as a TryAcquire, is refused at once.
+	// without a policy, such as [Locker.TryAcquire], is refused at once.
 	OutcomeConflict OutcomeKind = "conflict"
 	// OutcomeDeferred: the policy stored the call to run later.
 	OutcomeDeferred OutcomeKind = "deferred"
-	// OutcomeShed: too many calls wait already; see [WithMaxWaiters]. The call's error is a
-	// [*ConflictError] if its key is known to be held, and wraps [ErrUnavailable] otherwise.
+	// OutcomeShed: too many calls wait already; see [WithMaxWaiters], which says what error the call
+	// returns.
 	OutcomeShed OutcomeKind = "shed"
 	// OutcomeLeft: the caller's ctx was cancelled.
 	OutcomeLeft OutcomeKind = "left"
@@ -32,69 +31,69 @@ const (
 	OutcomeUnavailable OutcomeKind = "unavailable"
 	// OutcomeClosed: the call failed with [ErrClosed].
 	OutcomeClosed OutcomeKind = "closed"
-	// OutcomeError: the call failed in another way: its key, an option or its token is
+	// OutcomeError: the call failed in another way. Its key, an option or its token is
 	// invalid, its token's lease was lost, it ended with [ErrUpgrade], or its policy or
 	// Call.BeforeWait failed or panicked. A policy's error is of this kind whatever it
-	// wraps, unless it is that of the caller's ctx.
+	// wraps, unless it is the error of the caller's ctx.
 	OutcomeError OutcomeKind = "error"
 )
 
-// Outcome says how a call ended. The [Observer] gets one for each call.
+// Outcome describes how a call ended. The [Observer] gets one for each call.
 type Outcome struct {
 	Kind OutcomeKind
-	// Key is what the call asked for: empty if that is invalid. Of a call for several
-	// keys it is the one that was asked for last, such as the one that is held, or the
-	// first one if all were acquired.
+	// Key is the call's key; empty if that is invalid. For a call for several
+	// keys it is the first one if all were acquired, and otherwise the one that was asked for
+	// last, such as the one that is held.
 	Key string
 	// Name and ID are those of the [Call], or of [Named].
 	Name, ID string
-	// Mode is how the call wanted to hold the key: empty if Key is.
+	// Mode is how the call wanted to hold the key; empty if Key is.
 	Mode Mode
 	// Fence is the lease's fence; 0 if the call was not granted its key.
 	Fence int64
 	// Leases is how many leases were granted: 1, or more for several keys. It is 0 if the
-	// call was granted none, and for keys that its ctx held already. Each of them ends with
+	// call was granted none; keys that its ctx held already do not count. Each lease ends with
 	// OnReleased or OnLost.
 	Leases int
 	// Keys are those of an AcquireAll or TryAcquireAll, sorted. Fences are their fences, in
-	// the same order, if they were granted. Both are nil for other calls; Keys also if one of
-	// them is invalid.
+	// the same order, if they were granted. Both are nil for other calls; Keys is also nil if one of
+	// the keys is invalid.
 	Keys   []string
 	Fences []int64
 	// Waited is the time from the call to its end.
 	Waited time.Duration
-	// Attempts is how often the call asked for the key, as Conflict.Attempt counts: 1 if it
+	// Attempts is how often the call asked for the key, counted as in [Conflict]: 1 if it
 	// was free, 0 if the call ended before it asked or if its ctx held the key already. For
-	// several keys it is how often the call tried to have all of them.
+	// several keys it is how often the call tried to take all of them.
 	Attempts int
 	// Waiting is how many calls waited for the key when the call last met a conflict, as in
-	// Conflict; 0 if it met none.
+	// [Conflict]; 0 if it met none.
 	Waiting int
 	// DidWait: OnWaiting was called for the call.
 	DidWait bool
-	// Resumed: the call is a Resume.
+	// Resumed: the call is a [Locker.Resume].
 	Resumed bool
-	// Cause is the error that the call returns; nil if it was granted its key. A
-	// [*DeferredError] has the ticket.
+	// Cause is the error that the call returns; nil if it was granted its key. If the call was
+	// deferred it is a [*DeferredError], which has the ticket.
 	Cause error
 }
 
-// Waiting describes a call that begins to wait.
+// Waiting describes a call that begins to wait, for [Observer].OnWaiting.
 type Waiting struct {
 	// Key, Name, ID and Mode are as in Outcome.
 	Key, Name, ID string
 	Mode          Mode
 	// Waiting is how many calls wait for the key, as in [Conflict].
 	Waiting int
-	// Remaining is what is left of the holder's lease; 0: not known.
+	// Remaining is how much is left of the holder's lease; 0: not known.
 	Remaining time.Duration
 }
 
 // errUnwound is the outcome of a call that does not return.
 var errUnwound = errors.New("core: a panic or runtime.Goexit ended the call")
 
-// outcomeOf is how a call under ctx ended with err. known, if it is not empty, is what err alone
-// does not say: the call was shed, or err is that of its policy or of BeforeWait.
+// outcomeOf classifies how a call under ctx ended with err. known is not empty if err alone does
+// not say it: the call was shed, or err is that of its policy or of BeforeWait.
 func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
 	over := ctx.Err()
 	switch {
@@ -121,8 +120,8 @@ func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
 	return OutcomeError
 }
 
-// report calls OnOutcome: the call has ended, with err. An observer's panic does not leave the key
-// held.
+// report calls OnOutcome when the call has ended with err. If the observer panics, the key is
+// released.
 func (a *attempt) report(err error) {
 	e := Outcome{
 		Kind: outcomeOf(a.ctx, err, a.kind), Key: a.call.Key, Name: a.call.Name, ID: a.call.ID, Mode: modeOf(a.opts.limit),
@@ -154,7 +153,7 @@ func (a *attempt) report(err error) {
 	reported = true
 }
 
-// reportWaiting calls OnWaiting, once for the call.
+// reportWaiting calls OnWaiting, at most once for each call.
 func (a *attempt) reportWaiting() {
 	waited := &a.waited
 	if a.multi != nil {
@@ -170,7 +169,7 @@ func (a *attempt) reportWaiting() {
 	})
 }
 
-// report is that of attempt, for several keys.
+// report does for several keys what attempt's report does for one.
 func (m *multiAttempt) report(err error) {
 	e := Outcome{
 		Kind: outcomeOf(m.ctx, err, m.kind), Key: m.key, Name: m.opts.name, ID: m.opts.id, Keys: m.all,

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Peek reports whether the call would meet a conflict now, without asking for the key: it is for
-// callers who pay for asking, such as an HTTP client that sends its body only if it has a chance.
-// It inspects the key in one round trip, and nothing changes in Redis: a call that met its conflict here alone is
-// not told by [Guard.OnFree] or [NotifyRelease].
+// Peek reports whether the call would meet a conflict now, without taking the key. It is for
+// callers to whom asking is expensive, such as an HTTP client that sends its body only if it has a
+// chance. It inspects the key in one round trip, and changes nothing in Redis: a call that met its
+// conflict only here is not notified by [Guard.OnFree] or [NotifyRelease].
 //
-// A [*ConflictError] says that the key is held, waited for or reserved; that is the call's
-// outcome, and the policy is not asked. Nil promises nothing: Do may meet a conflict. It is nil
-// too if ctx works under the key already. Any other error says that the key could not be
-// inspected, as by a Locker of NewQuorum, and is no outcome: Do may succeed.
+// A [*ConflictError] means that the key is held, waited for or reserved; it is the call's outcome,
+// and the policy is not asked. Nil promises nothing: [Guard.Do] may still meet a conflict. It is
+// also nil if ctx works under the key already. Any other error means that the key could not be
+// inspected, as with a Locker of [NewQuorum]. It is not an outcome: Do may succeed.
 func (g *Guard) Peek(ctx context.Context, call Call) error {
 	if err := g.Err(); err != nil {
 		return err

@@ -163,7 +163,7 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 								n.stop()
 							}
 							time.Sleep(1100 * time.Millisecond)
-						default: // other calls go on with the hold
+						default: // other calls go on with the grant
 							for _, n := range down {
 								n.live()
 							}

@@ -224,7 +224,7 @@ func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
 	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 15, time.Millisecond) })
 }
 
-// testNoOverlap has calls of several lockers contend for a key. A hold is not handed over
+// testNoOverlap has calls of several lockers contend for a key. A grant is not handed over
 // between leases of different lengths.
 func testNoOverlap(t *testing.T, lockers, calls, rounds int, differ time.Duration) {
 	t.Parallel()

@@ -1,7 +1,7 @@
 package core
 
-// A wait queue tells Redis now and then that its token still waits. The refreshes of many queues go
-// into one command.
+// Refreshes: a wait queue tells Redis from time to time that its token still waits. Those of many queues
+// are sent in one command.
 
 import (
 	"context"
@@ -58,6 +58,6 @@ func (w *waiters) refreshed(sent time.Time, batch []store.Refresh, replies []sto
 		if reply.Err != nil {
 			f = waitqueue.Failure{Err: store.Unavailable("acquire", q.key, reply.Err), Unsent: store.SaysNothing(reply.Err)}
 		}
-		w.run(q, nil, q.Refreshed(time.Now(), refusal(token, sent, store.NotQueued, reply.Standing), f))
+		w.apply(q, nil, q.Refreshed(time.Now(), refusal(token, sent, store.NotQueued, reply.Standing), f))
 	}
 }

@@ -13,17 +13,18 @@ import (
 )
 
 const (
-	renewalBatch = 1024 // leases in a batch at most
-	// Batches in flight to a node at most. Further renewals wait; ends of leases do not.
+	renewalBatch = 1024 // the most leases in a batch
+	// The most batches in flight to a node. Further renewals wait; ends of leases do not.
 	renewalFlights = store.RenewalFlights
 )
 
-// renewals renew what is in a Locker's table, and tell of what has expired: one goroutine,
-// which never waits for Redis itself, so that a slow server cannot keep it from ending a
-// lease; and renewals for one node of a Cluster do not wait for those of another.
+// renewals is the renewal loop of a Locker: take what has expired or is due → end the one, send the
+// other → sleep until the next is due. It is one goroutine, which never waits for Redis itself, so
+// that a slow server cannot keep it from ending a lease; and renewals for one node of a Cluster do
+// not wait for those of another.
 type renewals struct {
 	locker *Locker
-	timer  *time.Timer // runs out when run is to look at the table
+	timer  *time.Timer // fires when run has to look at the table
 
 	mu      sync.Mutex
 	flights map[any]int // batches in flight, by node
@@ -33,8 +34,8 @@ func newRenewals(l *Locker) *renewals {
 	return &renewals{locker: l, timer: time.NewTimer(time.Hour), flights: map[any]int{}}
 }
 
-// wake has run look at a time. It does not wake it now: that would cost every first lease a
-// switch of threads.
+// wake sets when run looks at the table next. It only sets the timer: to wake the goroutine now
+// would cost every first lease a switch of threads.
 func (r *renewals) wake(at schedule.Instant) { r.timer.Reset(at.Sub(time.Now())) }
 
 func (r *renewals) run() {
@@ -42,13 +43,13 @@ func (r *renewals) run() {
 	for {
 		expired, due := r.locker.leases.next(time.Now())
 		for _, e := range expired {
-			r.locker.end(e.hold, e.lease, lost(e.hold.key(), ranOut))
+			r.locker.end(e.grant, e.lease, lost(e.grant.key(), ranOut))
 		}
-		for node, holds := range r.byNode(due) {
-			for len(holds) > 0 {
-				n := min(len(holds), renewalBatch)
-				r.send(node, holds[:n])
-				holds = holds[n:]
+		for node, grants := range r.byNode(due) {
+			for len(grants) > 0 {
+				n := min(len(grants), renewalBatch)
+				r.send(node, grants[:n])
+				grants = grants[n:]
 			}
 		}
 
@@ -60,18 +61,18 @@ func (r *renewals) run() {
 	}
 }
 
-func (r *renewals) byNode(holds []*hold) map[any][]*hold {
-	nodes := map[any][]*hold{}
-	for _, h := range holds {
-		node := r.locker.store.NodeOf(h.record)
-		nodes[node] = append(nodes[node], h)
+func (r *renewals) byNode(grants []*grant) map[any][]*grant {
+	nodes := map[any][]*grant{}
+	for _, g := range grants {
+		node := r.locker.store.NodeOf(g.record)
+		nodes[node] = append(nodes[node], g)
 	}
 	return nodes
 }
 
-// send renews a batch in the background. When too many batches are in flight
-// its holds wait for the next look.
-func (r *renewals) send(node any, batch []*hold) {
+// send renews a batch in the background. If too many batches are in flight its grants are postponed
+// a little.
+func (r *renewals) send(node any, batch []*grant) {
 	r.mu.Lock()
 	full := r.flights[node] >= renewalFlights
 	if !full {
@@ -99,7 +100,7 @@ func (r *renewals) finished(node any) {
 }
 
 // renew sends one pipeline and applies its replies.
-func (r *renewals) renew(batch []*hold) {
+func (r *renewals) renew(batch []*grant) {
 	ctx := context.Background()
 	sent := time.Now()
 	asked := renewalsOf(batch)
@@ -107,34 +108,33 @@ func (r *renewals) renew(batch []*hold) {
 	replies := r.locker.store.Renew(ctx, asked)
 	now := time.Now()
 	gone, err := r.locker.leases.answered(batch, asked, replies, sent, now)
-	for _, h := range gone {
-		_ = r.locker.leases.lose(h, notOurs)
+	for _, g := range gone {
+		_ = r.locker.leases.lose(g, notOurs)
 	}
 	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
 }
 
-// renewalsOf names the batch's records and tokens. The tokens share one string: a
-// process renews thousands a second.
-func renewalsOf(batch []*hold) []store.Renewal {
+// renewalsOf makes the requests of a batch. The tokens share one string: a process renews thousands
+// a second.
+func renewalsOf(batch []*grant) []store.Renewal {
 	asked := make([]store.Renewal, len(batch))
 	ends := make([]int, len(batch))
 	text := make([]byte, 0, 64*len(batch))
-	for i, h := range batch {
-		text = h.appendToken(text)
+	for i, g := range batch {
+		text = g.appendToken(text)
 		ends[i] = len(text)
 	}
 	tokens, from := string(text), 0
-	for i, h := range batch {
-		asked[i] = store.Renewal{Record: h.record, Token: tokens[from:ends[i]]}
+	for i, g := range batch {
+		asked[i] = store.Renewal{Record: g.record, Token: tokens[from:ends[i]]}
 		from = ends[i]
 	}
 	return asked
 }
 
-// renewalTime is when a lease of ttl that was asked for at sent is renewed: at a
-// third, less a little at random, so that leases granted together do not stay
-// together for ever. It is rounded down, so that many leases need few batches: each has
-// a price of its own, which is that of a hundred leases.
+// renewalTime is when a lease of ttl that was requested at sent is renewed: after a third, less a
+// little at random, so that leases granted together do not stay together. It is rounded down, so
+// that many leases need few batches: a batch costs as much as a hundred leases in it.
 func renewalTime(sent time.Time, ttl time.Duration) time.Time {
 	third := max(ttl, 0) / 3 // a grant can be over by the time it is looked at
 	step := max(third/16, min(third/4, renewalStep))

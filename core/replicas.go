@@ -12,21 +12,19 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// WaitReplicas makes a grant count only when n replicas have it: the call returns a
-// lease that a failover to one of them keeps. If fewer have it after timeout the
-// grant is released, and the call fails with an error that wraps ErrNotReplicated
-// and ErrUnavailable. It costs one more round trip, and the time that replication
-// takes, for each grant by Redis; a grant that is handed over within the process has
-// been replicated already.
+// WaitReplicas makes a grant count only once n replicas have it: the call returns a lease that
+// survives a failover to one of them. If fewer have it after timeout, the grant is released and the
+// call fails with an error that wraps [ErrNotReplicated] and [ErrUnavailable]. It costs one more
+// round trip, and the time that replication takes, for each grant by Redis; a grant that is handed
+// over within the process has been replicated already.
 //
-// It reports, and does not undo. A failover to a replica that is not among the n can
-// still lose the grant. Nor are renewals waited for: a replica that has the grant but
-// not its last renewals frees the key earlier than the holder reckons, which the
-// holder learns at its next renewal. For what must not overlap even then there is the
-// fence.
+// It does not prevent every loss. A failover to a replica that is not among the n can still lose
+// the grant. Nor does it wait for renewals: a replica that has the grant but not its last renewals
+// frees the key earlier than the holder expects, and the holder learns that at its next renewal.
+// What must not overlap even then needs the fence.
 //
-// n is 1 to 100, timeout 1 ms to 1 min. The Locker's client must be a *redis.Client
-// or a *redis.ClusterClient.
+// n is 1 to 100, timeout 1 ms to 1 min; the Locker's client must be a *redis.Client or a
+// *redis.ClusterClient. Anything else is an [ErrInvalidOption].
 func WaitReplicas(n int, timeout time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.replicas, o.replicaWait = n, timeout
@@ -37,21 +35,22 @@ func WaitReplicas(n int, timeout time.Duration) AcquireOption {
 	}
 }
 
-// replicate waits until so many replicas have the grants of holds, all on one node. A hold that
-// Redis does not know is lost when it returns nil.
-func (l *Locker) replicate(ctx context.Context, holds []*hold, replicas int, wait time.Duration) error {
-	key := holds[0].key()
+// replicate waits until so many replicas have the grants, all on one node: renew and WAIT, until
+// enough replicas acknowledge or wait is over. A grant that Redis does not know is lost when it
+// returns nil.
+func (l *Locker) replicate(ctx context.Context, grants []*grant, replicas int, wait time.Duration) error {
+	key := grants[0].key()
 	type answer struct {
 		known []bool
 		acks  int
 		err   error
 	}
 	renewals := func() []store.Renewal {
-		asked := renewalsOf(holds)
-		for i, h := range holds {
-			ttl := min(h.ttl, l.firstLease)
-			if h.bounded() {
-				ttl = min(ttl, h.until.Sub(time.Now()))
+		asked := renewalsOf(grants)
+		for i, g := range grants {
+			ttl := min(g.ttl, l.firstLease)
+			if g.bounded() {
+				ttl = min(ttl, g.until.Sub(time.Now()))
 			}
 			asked[i].TTL = ttl + time.Millisecond // longer than the grant, so that it changes something
 		}
@@ -79,12 +78,12 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, replicas int, wai
 		case a.acks < replicas && slices.Contains(a.known, true):
 			return store.Unavailable("acquire", key, fmt.Errorf("%w: %d of %d replicas have it after %s", ErrNotReplicated, a.acks, replicas, wait))
 		}
-		for i, h := range holds {
-			h.acks = int16(a.acks)
+		for i, g := range grants {
+			g.acks = int16(a.acks)
 			if !a.known[i] {
-				_ = l.leases.lose(h, notOurs)
-			} else if !h.bounded() {
-				_ = l.leases.lengthen(h, trust.Until(sent, min(h.ttl, l.firstLease))) // adopting it tells whether it was lost
+				_ = l.leases.lose(g, notOurs)
+			} else if !g.bounded() {
+				_ = l.leases.lengthen(g, trust.Until(sent, min(g.ttl, l.firstLease))) // adopting it tells whether it was lost
 			}
 		}
 		return nil

@@ -60,15 +60,15 @@ func reserving(d Decision, span time.Duration, parked func(context.Context) (boo
 	return d
 }
 
-// reservations are the keys of which a message, or a reply, lately said that they are reserved,
-// and when it did.
+// reservations are the keys that are reserved according to a message or a reply, with the time of
+// that.
 type reservations struct {
 	said  map[string]time.Time
 	swept time.Time
 }
 
-// A hold is handed over for MaxHandOver at most, so older messages do not matter. The message
-// can come a little before the hold does.
+// A grant is handed over for MaxHandOver at most, so older messages do not matter. The message
+// can arrive a little before the grant does.
 const reservationCounts = 2 * waitqueue.MaxHandOver
 
 // note records that key is reserved.
@@ -86,7 +86,7 @@ func (r *reservations) of(key string, now time.Time) bool {
 	return ok && now.Sub(at) <= reservationCounts
 }
 
-// reservedBy records that key is reserved: no hold on it is handed over.
+// reservedBy records that key is reserved: no grant of it is handed over.
 func (w *waiters) reservedBy(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

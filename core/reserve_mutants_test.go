@@ -17,15 +17,15 @@ var reservationMutants = []scriptMutant{
 	{name: "a fresh call takes a reserved key", script: "acquire", old: "queue == '' and reserved == 0 and fits", new: "queue == '' and fits"},
 	{name: "those who wait are served with a reserved key", old: "  if reserved > 0 then\n    return false\n  end\n"},
 	{name: "the next in the queue gets a reserved key at once", script: "release", old: " and not its[5]", new: ""},
-	{name: "parked work waits its turn", script: "acquire", old: "  turn = fits(limit(token))\n", new: "  turn = serve(token) or queue == '' and fits(limit(token))\n"},
+	{name: "parked work waits its turn", script: "acquire", old: "  served = fits(limit(token))\n", new: "  served = serve(token) or queue == '' and fits(limit(token))\n"},
 	{name: "nobody is told while others wait", script: "release", old: " or held == 0 and holders > 0 and reserved > 0 then", new: " then"},
-	{name: "unreserve ends what it likes", script: "unreserve", old: "if made > tonumber(ARGV[2]) then", new: "if false then"},
+	{name: "unreserve ends what it likes", script: "unreserve", old: "if stamp > tonumber(ARGV[2]) then", new: "if false then"},
 	{name: "unreserve ends nothing", script: "unreserve", old: "  reserved = 0\n  sweep()", new: "  sweep()"},
 	{name: "unreserve wakes nobody", script: "unreserve", old: "  serve('')\n  save()\nend\nreturn", new: "  save()\nend\nreturn"},
-	{name: "a worker does not make the reservation its own", script: "acquire", old: "    made = its\n"},
-	{name: "a reservation is not made anew", script: "reserve", old: "made = math.max(made + 1, following())"},
+	{name: "a worker does not make the reservation its own", script: "acquire", old: "    stamp = its\n"},
+	{name: "a reservation is not made anew", script: "reserve", old: "stamp = math.max(stamp + 1, next_fence())"},
 	{name: "a reservation is shortened", old: "reserved = math.max(reserved, now + ms)", new: "reserved = now + ms"},
-	{name: "a reserved record goes with its holder", old: "      stays = math.max(stays, reserved)\n"},
+	{name: "a reserved record goes with its holder", old: "      needed_until = math.max(needed_until, reserved)\n"},
 }
 
 // reservationTrouble plays a reserved key's life, and says what is wrong with it: "" if

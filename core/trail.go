@@ -11,24 +11,27 @@ import (
 // maxTrail is how many leases a trail names.
 const maxTrail = 8
 
-// Trail names the leases that ctx works under, the innermost first and eight at most, in 303 printable bytes at most: for a
-// call to a service that takes keys too, which gives it to [Locker.OnTrail]. Empty: there is none.
+// Trail names the leases that ctx works under, the innermost first and eight at most, in up to 303
+// printable bytes. Send it along with a call to a service that takes keys too; that passes it to
+// [Locker.OnTrail]. It is empty if ctx works under no lease.
 //
-// It holds hashes: whoever can guess a key can tell that it is held. It lets nobody use or release a lease.
+// It consists of hashes: a reader who can guess a key can tell that it is held. It lets nobody use
+// or release a lease.
 func Trail(ctx context.Context) string {
 	var marks []string
 	inner, _ := LeaseFrom(ctx)
 	for l := inner; l != nil && len(marks) < maxTrail; l = l.outer {
 		if l.reentered == nil {
-			marks = append(marks, trailMark(trailHash(l.hold.locker.id), l.Key()))
+			marks = append(marks, trailMark(trailHash(l.grant.locker.id), l.Key()))
 		}
 	}
 	return strings.Join(marks, ",")
 }
 
-// OnTrail reports whether the key is held by a Locker of whose leases on it the trail names one: work that was sent along
-// with the trail, and cannot share the key, would wait for its own sender. A trail comes from outside, so it may be any text.
-// Redis is asked once, and only if the trail names a lease on a key that reads the same.
+// OnTrail reports whether the key is held under one of the leases that the trail names. A call that
+// was sent along with the trail, and needs the key exclusively, would then wait for its own sender.
+// The trail comes from outside: it may be any text. Redis is asked once, and only if the trail
+// names a lease on this key.
 func (l *Locker) OnTrail(ctx context.Context, key, trail string) (bool, error) {
 	if len(trail) > 2*markLen*maxTrail {
 		return false, nil

@@ -1,6 +1,6 @@
 package core
 
-// A lease goes on in another process: [Lease.Token], [Lease.Detach] and [Locker.Resume].
+// Transfer of a lease to another process: [Lease.Token], [Lease.Detach] and [Locker.Resume].
 
 import (
 	"context"
@@ -18,24 +18,21 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// Token returns what another process needs to go on with the lease; see
-// Locker.Resume. It is empty when the lease has ended. It is up to 1,024 bytes of
-// letters, digits, '-', '_' and '.', so that it can stand in a header or a URL.
+// Token returns a text with which another process can hold the lease too; see [Locker.Resume]. It
+// is empty if the lease has ended. It is up to 1,024 bytes of letters, digits, '-', '_' and '.', so
+// that it fits into a header or a URL.
 //
-// It is a secret: whoever has it, and access to Redis, can release the key.
+// It is a secret: with it and access to Redis, the key can be released.
 //
-// This process goes on to hold the key, and to renew it; so may others do that
-// resume the token, at the same time. They hold it together, with one fence, and
-// keep apart what they do by their own means. The first that releases it ends it
-// for all: their contexts end at their next renewal at the latest, a third of the
-// TTL, which can be after the next holder has the key. So only one should release;
-// one that is done earlier uses Detach. To give the key away altogether, use Detach
-// instead of Token.
+// This process continues to hold the key, and to renew it, and so do others that resume the token,
+// at the same time. They share the lease and its fence, and have to coordinate their work by other
+// means. The first that releases it ends it for all: the contexts of the others end at their next
+// renewal at the latest, a third of the TTL, which can be after the next holder got the key. So
+// only one should release; one that is done earlier uses [Lease.Detach]. To give the key away
+// altogether, use Detach instead of Token.
 //
-// A Downgrade makes an earlier token worthless.
-//
-// From now on the key is not handed over to another call of this process without
-// Redis.
+// A [Lease.Downgrade] makes an earlier token invalid. After Token the key is not handed over within
+// this process any more: its next call asks Redis.
 func (l *Lease) Token() string {
 	if l == nil {
 		return ""
@@ -43,24 +40,23 @@ func (l *Lease) Token() string {
 	if l.reentered != nil {
 		return l.reentered.Token()
 	}
-	h := l.hold
-	if !h.locker.leases.share(l) {
+	g := l.grant
+	if !g.locker.leases.share(l) {
 		return ""
 	}
 	return token{
-		prefix: h.locker.prefix, key: h.key(), owner: h.token(),
-		first: h.fence, used: int64(h.used), ttl: h.ttl,
+		prefix: g.locker.prefix, key: g.key(), owner: g.token(),
+		first: g.fence, used: int64(g.used), ttl: g.ttl,
 	}.String()
 }
 
-// Detach ends this process's part in the lease without releasing the key, which stays
-// taken for its TTL, or longer if Extend said so, for whoever resumes the token that
-// Detach returns. The lease's Context ends with a cause that wraps ErrDetached, and
-// nothing is renewed any more. Release does nothing afterwards. A MinHold is over.
+// Detach ends this process's part in the lease without releasing the key, and returns the lease's
+// token. The key stays held for its TTL, or longer if Extend said so, for the process that resumes
+// the token. The lease's Context ends with a cause that wraps [ErrDetached], and nothing is renewed
+// any more. Release does nothing afterwards. A [MinHold] no longer applies.
 //
-// It blocks for one round trip, and no longer than ctx allows. An error that wraps
-// ErrLeaseLost means that the lease is lost; after any other error the lease is as it
-// was.
+// It blocks for one round trip, and no longer than ctx allows. An error that wraps [ErrLeaseLost]
+// means that the lease is lost; after any other error the lease is as it was.
 func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if l == nil {
 		return "", errNoLease
@@ -68,40 +64,40 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if l.reentered != nil {
 		return l.reentered.Detach(ctx)
 	}
-	h, owner := l.hold, l.hold.locker
+	g, owner := l.grant, l.grant.locker
 	if err := owner.leases.check(l); err != nil {
 		return "", err
 	}
 	_ = owner.leases.share(l)
-	owned, err := h.extend(ctx, "detach", h.ttl)
+	owned, err := g.extend(ctx, "detach", g.ttl)
 	switch {
 	case err != nil:
 		return "", err
 	case !owned:
-		return "", owner.leases.lose(h, notOurs)
+		return "", owner.leases.lose(g, notOurs)
 	}
 	token := l.Token()
 	if !owner.leases.detach(l) {
 		return "", lost(l.Key(), loss{text: "it ended while it was being detached"})
 	}
 	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
-	owner.waiters.lost(h)
+	owner.waiters.lost(g)
 	owner.observer.OnReleased(l.Context(), Released{
 		Key: l.Key(), Name: l.name, Fence: l.fence, Held: l.granted.Elapsed(time.Now()), Detached: true,
 	})
 	return token, nil
 }
 
-// Resume makes a Lease of a token that Token or Detach returned, in any process, by a
-// Locker on the same Redis and with the same prefix. It verifies that the token still
-// holds the key. The Lease is one as from Acquire: it is renewed, its fence is
-// that of the lease that was transferred, and Release frees the key.
+// Resume returns a Lease for a token of [Lease.Token] or [Lease.Detach], in any process, by a
+// Locker on the same Redis and with the same prefix. It verifies that the token still holds the
+// key. The Lease is like one of Acquire: it is renewed, and Release frees the key. Its fence is
+// that of the lease that was transferred.
 //
-// The TTL and the mode are transferred; MaxHold, MinHold and Named are not, and can be
-// given to Resume. It blocks for one round trip, and no longer than ctx allows. Its
-// error wraps ErrInvalidToken if this is not a token for this Locker, and ErrLeaseLost
-// if the token does not hold its key any more. After any other error the token is
-// good for another try, within its TTL.
+// The TTL and the mode are transferred; [MaxHold], [MinHold] and [Named] are not, and can be given
+// to Resume. It blocks for one round trip, and no longer than ctx allows. Its error wraps
+// [ErrInvalidToken] if this is not a token for this Locker, and [ErrLeaseLost] if the token does
+// not hold its key any more. After any other error the token is good for another try, within its
+// TTL.
 func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {
 	a := attempt{locker: l, ctx: ctx, start: time.Now(), resumed: true}
 	err := errUnwound
@@ -146,42 +142,42 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	if !owned {
 		return lost(t.key, notOurs)
 	}
-	h := l.newHold(a.record, t.owner, o.limit, t.first, time.Now(), trust.Until(sent, ttl), o)
-	h.used = int32(t.used)
-	h.waiting.Store(waiting)
-	h.transferred.Store(true)
-	if !l.leases.add(h) {
+	g := l.newGrant(a.record, t.owner, o.limit, t.first, time.Now(), trust.Until(sent, ttl), o)
+	g.used = int32(t.used)
+	g.waiting.Store(waiting)
+	g.transferred.Store(true)
+	if !l.leases.add(g) {
 		return store.Closed("resume", t.key)
 	}
-	taken, err := a.take(h, time.Now())
+	taken, err := a.take(g, time.Now())
 	if err == nil && !taken {
-		err = store.Unavailable("resume", t.key, errors.New("the lease ended as it came"))
+		err = store.Unavailable("resume", t.key, errors.New("the lease had ended when its reply arrived"))
 	}
 	return err
 }
 
-// released tells the others that hold the key by the same grant, as far as they are
-// known, that it is released: those of this Locker, and the Locker that took it.
-func (l *Locker) released(h *hold) {
-	for _, other := range l.leases.of(h.key(), h.fence) {
-		if other != h {
+// released ends the other leases under a grant that was released, as far as they are known: those
+// of this Locker, and by a message those of the Locker that took the key.
+func (l *Locker) released(g *grant) {
+	for _, other := range l.leases.of(g.key(), g.fence) {
+		if other != g {
 			_ = l.leases.lose(other, elsewhere)
 		}
 	}
-	if owner := *h.owner; owner != l.id {
+	if owner := *g.owner; owner != l.id {
 		l.life.Background(func() {
-			l.store.TellReleased(l.life.Context(), owner, h.key(), h.fence)
+			l.store.TellReleased(l.life.Context(), owner, g.key(), g.fence)
 		})
 	}
 }
 
-// token is what is transferred. Its text is "pk1." and base64 of its fields, each with its
-// length or as a varint, with a checksum, since what was cut off or mistyped should
-// not be taken for a lease that was lost.
+// token is what is transferred. Its text is "pk1." and the base64 of its fields: strings with their
+// length, numbers as varints, and a checksum, so that a text that was cut off or mistyped is not
+// mistaken for a lease that was lost.
 type token struct {
 	prefix, key, owner string // owner is the owner token
 	first              int64  // fence of the grant
-	used               int64  // what the lease's fence is above it
+	used               int64  // by how much the lease's fence is greater
 	ttl                time.Duration
 }
 

@@ -1,7 +1,7 @@
 package core
 
-// The calls that wait, in the queues of core/internal/waitqueue: this file has their mutex and their
-// goroutines, and does what the queues decide.
+// The calls that wait. Package core/internal/waitqueue decides what happens to them; this file has the
+// mutex and the goroutines, and carries the decisions out.
 
 import (
 	"context"
@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// How often a wait queue asks while nobody could wake it.
+	// The bounds of the pause between two requests of a wait queue that no message can wake.
 	pollMin = 10 * time.Millisecond
 	pollMax = 250 * time.Millisecond
-	// For how long a wait queue relies on being woken, at first: the message that it waits for
-	// can have been lost. Then its token is refreshed.
+	// For how long a wait queue relies on being woken, at first. Then it has its token refreshed, since
+	// the message that it waits for can have been lost.
 	pollFloor = time.Second
 )
 
-// waiters keeps the calls of this process that wait for keys. A [waitqueue.Queue] for each key and
-// limit decides what is to be done. waiters does it: it has the mutex, the clock and the channels.
+// waiters are the calls of this process that wait for keys, in one [waitqueue.Queue] for each key
+// and limit: call → event into the queue → carry out its actions.
 //
 // A queue has at most one token in the key's FIFO in Redis, and only its first call asks. While
-// this process holds a key exclusively, its queue does not ask at all: the release hands the
-// key over to the first call without Redis, as long as others need not wait too long for it
-// (lock cohorting: Dice, Marathe & Shavit, 2012).
+// this process holds a key exclusively, its queue does not ask at all: the release hands the key
+// over to the first call without Redis, as long as others need not wait too long for it (lock
+// cohorting: Dice, Marathe & Shavit, 2012).
 type waiters struct {
 	locker *Locker
 	pool   sync.Pool // of waiters
@@ -38,12 +38,12 @@ type waiters struct {
 	mu       sync.Mutex
 	queues   map[queueKey]*queue
 	waiting  int          // calls in all queues
-	reserved reservations // keys whose holds are not handed over
+	reserved reservations // keys whose grants are not handed over
 	finished finishedTokens
-	wanted   rivals // of keys for which no call of this process waits
+	wanted   contention // for keys for which no call of this process waits
 
-	admissions []admission             // to be sent when mu is free
-	refreshes  map[any][]store.Refresh // to be sent, by node; nil while others are out
+	admissions []admission             // to be sent when mu is unlocked
+	refreshes  map[any][]store.Refresh // to be sent, by node; nil while others are in flight
 }
 
 type queueKey struct {
@@ -55,11 +55,11 @@ type queue struct {
 	waitqueue.Queue
 	key    string
 	record string // the key's name in Redis; "" until it is asked for
-	held   *hold  // whose fence Held returns; stale if that is 0
+	held   *grant // whose fence Held returns; stale if that is 0
 }
 
-// waiter is a call that waits. Only its own goroutine uses it, but for what is guarded by all.mu and
-// the channels.
+// waiter is a call that waits. Only its own goroutine uses it, except for the channels and the
+// fields that all.mu guards.
 type waiter struct {
 	waitqueue.Call // guarded by all.mu
 	all            *waiters
@@ -68,16 +68,16 @@ type waiter struct {
 	since          time.Time     // guarded by all.mu: when its call began
 	wake           chan struct{} // holds one
 	timer          *time.Timer
-	grant          *hold         // guarded by all.mu: given to this call
-	asking         bool          // guarded by all.mu: a grant ends the call's question
-	granted        chan struct{} // holds one: the grant that came while the call was asking
+	grant          *grant        // guarded by all.mu: given to this call, and not taken yet
+	asking         bool          // guarded by all.mu: the call has a request in flight, which a grant ends
+	granted        chan struct{} // holds one: a grant arrived while the call was asking
 }
 
 func newWaiters(l *Locker) *waiters {
 	ordered := l.store.Queues()
 	return &waiters{
 		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]store.Refresh{},
-		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}}, wanted: rivals{},
+		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}}, wanted: contention{},
 		config: waitqueue.Config{
 			Ordered:   ordered,
 			Listening: l.store.Listening,
@@ -108,8 +108,8 @@ func newWaiter() any {
 	return c
 }
 
-// join puts a call that began at since at the end of the queue for key. If there are too many it returns nil,
-// how many wait for the key, and whether that is known to be held.
+// join puts a call that began at since at the end of the queue for key. If too many calls wait it
+// returns nil, how many wait for the key, and whether the key is known to be held.
 func (w *waiters) join(key string, o *acquireOptions, since time.Time) (c *waiter, waiting int, held bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,8 +132,8 @@ func (w *waiters) join(key string, o *acquireOptions, since time.Time) (c *waite
 	return c, 0, false
 }
 
-// queueOf returns the queue for a key and limit: an empty one, which is kept nowhere yet, if
-// there is none. Called with mu held.
+// queueOf returns the queue for a key and limit. If there is none it makes an empty one, which it
+// does not store. Called with mu held.
 func (w *waiters) queueOf(key string, limit int) *queue {
 	if q := w.queues[queueKey{key, limit}]; q != nil {
 		return q
@@ -141,10 +141,10 @@ func (w *waiters) queueOf(key string, limit int) *queue {
 	return &queue{Queue: waitqueue.Queue{Config: &w.config, Limit: limit}, key: key}
 }
 
-// run does what a queue has decided, after the release of a hold if that is not nil. It returns
-// the tokens that could neither be used nor cancelled, since the Locker is closed.
-// Called with mu held.
-func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (late []string) {
+// apply carries out what a queue has decided; released is the grant whose release the decision is
+// about, or nil. It returns the tokens that could neither be used nor cancelled because the Locker
+// is closed. Called with mu held.
+func (w *waiters) apply(q *queue, released *grant, actions []waitqueue.Action) (late []string) {
 	for i := range actions {
 		switch a := &actions[i]; a.Kind {
 		case waitqueue.Wake:
@@ -153,10 +153,10 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			released.used++
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
-			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
-			h.waiting.Store(a.Wanted)
-			if w.locker.leases.add(h) {
-				w.give(q, a.Call, h)
+			g := w.locker.newGrant(w.record(q), a.Token, q.Limit, a.Fence, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
+			g.waiting.Store(a.Wanted)
+			if w.locker.leases.add(g) {
+				w.give(q, a.Call, g)
 			} else {
 				w.waiting--
 				late = append(late, a.Token)
@@ -175,7 +175,7 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 	return late
 }
 
-// unlock unlocks mu, and then sends admissions: their answers may come at once.
+// unlock unlocks mu, and then sends admissions: their replies may be delivered at once.
 func (w *waiters) unlock() {
 	all := w.admissions
 	w.admissions = nil
@@ -185,13 +185,13 @@ func (w *waiters) unlock() {
 	}
 }
 
-func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
+func (w *waiters) give(q *queue, c *waitqueue.Call, g *grant) {
 	w.waiting--
 	if q.Limit == exclusive {
-		q.held = h
+		q.held = g
 	}
 	to := c.Of.(*waiter)
-	to.grant = h
+	to.grant = g
 	if to.asking {
 		send(to.granted, struct{}{})
 	} else {
@@ -199,8 +199,8 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 	}
 }
 
-// cancel has Redis forget a token, a grant's or one in the FIFO. It reports false when the Locker
-// is closed.
+// cancel has Redis forget a token, whether it has a grant or a place in the FIFO. It reports false
+// when the Locker is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
 	key, life := q.key, max(w.locker.firstLease, store.WaiterLife)
 	w.finished.add(token)
@@ -214,8 +214,8 @@ func (w *waiters) record(q *queue) string {
 	return q.record
 }
 
-// look returns the hold that was given to the call, once; or else what the call may do.
-func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
+// next returns the grant that was given to the call, only once, or else what the call may do now.
+func (c *waiter) next(now time.Time) (*grant, waitqueue.Step) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -223,11 +223,11 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 		drain(c.granted)
 	}
 	c.asking = false
-	if h := c.grant; h != nil {
+	if g := c.grant; g != nil {
 		c.grant = nil
-		return h, waitqueue.View{}
+		return g, waitqueue.Step{}
 	}
-	v := c.queue.Look(now, &c.Call)
+	v := c.queue.Next(now, &c.Call)
 	if v.Ask {
 		w.record(c.queue)
 		c.asking = true
@@ -238,80 +238,79 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 	return nil, v
 }
 
-// answered takes the reply to the call's question, and until when a grant can be trusted. It
-// returns the tokens of grants that came when the Locker was closed.
-func (c *waiter) answered(u *waitqueue.Question, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
+// answered takes the reply to the call's request, and until when a grant can be trusted. It returns
+// the tokens of grants that arrived when the Locker was closed.
+func (c *waiter) answered(req *waitqueue.Request, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.unlock()
 	if reply.Granted {
-		return w.run(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
+		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: req.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
 	}
-	return w.run(q, nil, q.Refused(time.Now(), &c.Call, refusal(u.Token, u.Sent, mark, reply.Standing)))
+	return w.apply(q, nil, q.Refused(time.Now(), &c.Call, refusal(req.Token, req.Sent, mark, reply.Standing)))
 }
 
-// refusal is Redis's answer that a token, which was sent with a mark, cannot have the key.
+// refusal is Redis's reply that a token, which was sent with a mark, cannot have the key.
 func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *waitqueue.Refusal {
 	return &waitqueue.Refusal{
 		Token: token, Sent: sent, Polls: mark == store.Polls, Remaining: s.Remaining, Server: s.Server, Place: s.Place, Length: s.Queued,
 	}
 }
 
-// unanswered records that the call waits no longer for the answer to its question.
-func (c *waiter) unanswered(u *waitqueue.Question, f waitqueue.Failure) {
+// unanswered records that the call no longer waits for the reply to its request.
+func (c *waiter) unanswered(req *waitqueue.Request, f waitqueue.Failure) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.run(q, nil, q.Unanswered(time.Now(), u, f))
+	w.apply(q, nil, q.Unanswered(time.Now(), req, f))
 }
 
-// orphaned takes the reply to a question that nobody waits for. Its fence is zero if it was no
+// orphaned takes the reply to a request that no call waits for. Its fence is zero if it is not a
 // grant.
 func (w *waiters) orphaned(key, token string, fence, server int64) {
 	w.mu.Lock()
 	q := w.queueOf(key, store.LimitOf(token))
-	late := w.run(q, nil, q.Orphaned(token, fence, server))
+	late := w.apply(q, nil, q.Orphaned(token, fence, server))
 	w.mu.Unlock()
 	if fence != 0 {
 		w.locker.releaseLate(key, late)
 	}
 }
 
-// leave takes the call out of its queue. A hold that was given to it and not taken goes to the
-// next call.
+// leave takes the call out of its queue. A grant that was given to it and not taken is released, to
+// the next call.
 func (c *waiter) leave() {
 	w := c.all
 	w.mu.Lock()
 	unused := c.grant
 	if c.Queued() {
 		w.waiting--
-		w.run(c.queue, nil, c.queue.Leave(&c.Call))
+		w.apply(c.queue, nil, c.queue.Leave(&c.Call))
 	}
 	w.mu.Unlock()
-	drain(c.wake) // nobody wakes it any more
+	drain(c.wake) // nothing sends to it any more
 	drain(c.granted)
 	c.all, c.queue, c.opts, c.grant, c.asking = nil, nil, acquireOptions{}, nil, false
 	w.pool.Put(c)
 	if unused != nil {
-		w.locker.life.Later(func() { _, _ = w.locker.releaseHold(context.Background(), unused, 0, time.Now()) })
+		w.locker.life.Later(func() { _, _ = w.locker.releaseGrant(context.Background(), unused, 0, time.Now()) })
 	}
 }
 
-// rejoin puts a call that got a hold which has ended back at the head of its queue. The
-// hold may have ended just before it was handed over.
-func (c *waiter) rejoin(h *hold) {
+// rejoin puts a call whose grant has ended before it could be used back at the head of its queue.
+func (c *waiter) rejoin(g *grant) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c.queue = w.queueOf(c.queue.key, c.queue.Limit)
 	w.queues[queueKey{c.queue.key, c.queue.Limit}] = c.queue
 	w.waiting++
-	c.queue.Rejoin(&c.Call, h.fence)
+	c.queue.Rejoin(&c.Call, g.fence)
 }
 
-// sendAway waits until the calls that wait have seen that the Locker is closing, 100 ms at
-// most: those that leave before it is closed leave Redis's FIFO.
-func (w *waiters) sendAway() {
+// awaitEmpty waits until the waiting calls have noticed that the Locker is closing, for 100 ms at
+// most: calls that leave before it is closed leave Redis's FIFO too.
+func (w *waiters) awaitEmpty() {
 	for range 100 {
 		w.mu.Lock()
 		n := w.waiting
@@ -323,16 +322,16 @@ func (w *waiters) sendAway() {
 	}
 }
 
-// askAgain has every queue ask: messages may have been missed.
+// askAgain lets every queue ask at once: messages may have been missed.
 func (w *waiters) askAgain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, q := range w.queues {
-		w.run(q, nil, q.AskAgain())
+		w.apply(q, nil, q.AskAgain())
 	}
 }
 
-// askNow lets the queue ask again without delay, and wakes the call to do it.
+// askNow lets the queue ask without delay, and wakes the call to do it.
 func (c *waiter) askNow() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
@@ -340,8 +339,8 @@ func (c *waiter) askNow() {
 	send(c.wake, struct{}{})
 }
 
-// hint is what the queue knows of the key, for a call that does not ask, and why Redis did not
-// answer, if it did not.
+// hint returns what the queue knows of the key, for a call that does not ask itself: how much is
+// left of the holder's lease, how many calls wait, and why the latest request failed, if it did.
 func (c *waiter) hint(now time.Time) (remaining time.Duration, waiting int, failure error) {
 	w := c.all
 	w.mu.Lock()
@@ -354,13 +353,13 @@ func (c *waiter) hint(now time.Time) (remaining time.Duration, waiting int, fail
 	return max(0, remaining), waiting, c.queue.Failure()
 }
 
-// grantMessage takes a grant that was published at the time now.
+// grantMessage takes the message of a grant, which arrived at the time now.
 func (w *waiters) grantMessage(m store.Message, now time.Time) {
 	w.mu.Lock()
 	defer w.unlock()
 	if q := w.queueNamed(m); q != nil {
 		actions := q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: m.Fence, Wanted: m.Waiting, Room: m.Room}, m.Claim)
-		w.run(q, nil, actions)
+		w.apply(q, nil, actions)
 		for _, a := range actions {
 			if a.Kind == waitqueue.Give && a.Call.Of.(*waiter).grant != nil {
 				a.Call.Of.(*waiter).grant.waited = true
@@ -380,124 +379,8 @@ func (w *waiters) queueNamed(m store.Message) *queue {
 	return q
 }
 
-// withdraw has the queue of an exclusive hold ask Redis for itself: the hold will not
-// be handed over.
-func (w *waiters) withdraw(h *hold) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil && q.Held() == h.fence {
-		w.run(q, nil, q.Lost(h.fence))
-	}
-}
-
-// released hands a hold whose lease was released over to the next call, if it may. Otherwise
-// it returns what goes to Redis along with the release, and whether calls of other processes are
-// known to wait.
-func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also store.Requeue, wanted, handedOver bool) {
-	if h.mode() != exclusive {
-		return also, false, false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.wanted.of(h) {
-		h.waiting.Store(true) // the message came when no call of this process waited
-	}
-	q := w.queues[queueKey{h.key(), exclusive}]
-	if q == nil {
-		return also, h.waiting.Load(), false
-	}
-	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
-	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {
-		held.TTL = h.ttl
-	}
-	r, actions := q.Released(now, held)
-	w.run(q, h, actions)
-	also.Other, also.Fresh = r.Token, r.Fresh
-	if r.Waits != nil {
-		also.Mark, also.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
-	}
-	return also, r.Wanted, len(actions) > 0
-}
-
-// releaseAnswered takes the reply to the release of a hold, which was sent at sent or later.
-func (w *waiters) releaseAnswered(h *hold, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
-	w.mu.Lock()
-	defer w.unlock()
-	if h.waited && err == nil && !h.transferred.Load() {
-		w.finished.add(h.token())
-	}
-	q := w.queues[queueKey{h.key(), int(h.limit)}]
-	if q == nil {
-		if also.Other == "" {
-			return
-		}
-		q = w.queueOf(h.key(), int(h.limit))
-	}
-	if also.Mark == store.NotQueued {
-		if also.Other != "" {
-			w.finished.add(also.Other)
-		}
-		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
-		return
-	}
-	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))
-}
-
-// lost tells the queue that a hold has ended without a release.
-func (w *waiters) lost(h *hold) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil {
-		w.run(q, nil, q.Lost(h.fence))
-	}
-}
-
-// ends takes a message that says when the key will be free without a release.
-func (w *waiters) ends(m store.Message, now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queueNamed(m); q != nil {
-		w.run(q, nil, q.Ends(now.Add(m.Left)))
-	}
-}
-
-// wantedBy records that calls of other processes wait for key, behind the grant with this fence.
-func (w *waiters) wantedBy(key string, fence int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if q := w.queues[queueKey{key, exclusive}]; q != nil {
-		q.Wanted(fence)
-		return
-	}
-	w.wanted.note(key, fence)
-}
-
-// rivals are keys for which calls of other processes wait, with the first fence of the grant that they
-// wait behind.
-type rivals map[string]int64
-
-// maxRivals bounds what is kept of grants that ended without a release.
-const maxRivals = 1024
-
-func (r rivals) note(key string, fence int64) {
-	if len(r) >= maxRivals {
-		clear(r)
-	}
-	r[key] = fence
-}
-
-// of reports whether calls of other processes are known to wait for a hold that is being released.
-func (r rivals) of(h *hold) (wanted bool) {
-	if len(r) > 0 {
-		key := h.key()
-		wanted = r[key] == h.fence
-		delete(r, key)
-	}
-	return wanted || h.waiting.Load()
-}
-
-// wait returns nil after d, or when the call is woken; ErrClosed when the Locker
-// closes; the ctx's error when ctx ends.
+// wait returns nil after d, or when the call is woken; ErrClosed when the Locker closes; and the
+// ctx's error when ctx ends.
 func (c *waiter) wait(ctx context.Context, d time.Duration, closing <-chan struct{}) error {
 	c.timer.Reset(d)
 	defer c.timer.Stop()

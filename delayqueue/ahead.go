@@ -16,7 +16,7 @@ const (
 // pace is how long handlers take: a mean of some 16 of them.
 type pace struct{ mean atomic.Int64 }
 
-// note notes how long a handler took. It reports whether handlers are quick from now on.
+// note records how long a handler took. It reports whether handlers have become quick.
 func (p *pace) note(took time.Duration) bool {
 	before := p.mean.Load()
 	after := before + (int64(min(took, aheadWait))-before)/16
@@ -26,18 +26,18 @@ func (p *pace) note(took time.Duration) bool {
 
 func (p *pace) quick() bool { return p.mean.Load() < int64(quickHandler) }
 
-// ran notes how long a handler took.
+// ran records how long a handler took.
 func (w *Worker) ran(took time.Duration) {
 	if w.pace.note(took) {
-		w.claimAgain()
+		w.fetchMore()
 	}
 }
 
-// claimAgain has the claimers see that more may be claimed than before.
-func (w *Worker) claimAgain() {
-	for _, c := range *w.claimers.Load() {
+// fetchMore tells the fetchers that more may be claimed than before.
+func (w *Worker) fetchMore() {
+	for _, c := range *w.fetchers.Load() {
 		select {
-		case c.lookAgain <- struct{}{}:
+		case c.moreSlots <- struct{}{}:
 		default:
 		}
 	}
@@ -49,18 +49,19 @@ func (w *Worker) claimsAhead() bool {
 	return w.queue.maxAttempts > 1 && w.suspects.Load() == 0 && len(w.alone) == 0 && w.pace.quick()
 }
 
-// mayRun waits until a message may be run: fewer than the Worker's concurrency are. Only one that was claimed ahead
-// has to wait. It reports false when that takes too long, and at Stop.
+// mayRun waits until a message may be run: when fewer messages run than the Worker's concurrency.
+// Only one that was claimed ahead has to wait. It reports false if that takes too long, and at
+// Stop.
 //
-// A message that has lost its worker before may have killed it, and may do so again: it runs when nothing waits beside
-// it that would spend an attempt then, and its last attempt is alone.
+// A message that has lost its worker before may have killed it, and may do so again: it runs when
+// no message waits that would spend an attempt then, and its last attempt is alone.
 func (w *Worker) mayRun(c *claim) bool {
 	if c.message.Losses > 0 {
 		c.suspect = true
 		w.suspects.Add(1)
 	}
 	switch {
-	case !w.hasPlace(c):
+	case !w.takeRunSlot(c):
 		return false
 	case w.queue.runsAlone(c.message):
 		return w.isAlone(c)
@@ -82,8 +83,9 @@ func (m Message) allLost() bool { return m.Losses > 0 && m.Losses >= m.Attempt-1
 // ranAlone reports whether a message was run alone in the attempt before this one.
 func (m Message) ranAlone() bool { return len(m.state) > markLen && m.state[1:1+markLen] == markAlone }
 
-// isAlone waits until the Worker has no other message, and notes in Redis that this one runs alone. What has run for a claim's
-// lease since it began to wait is not waited for any more. It reports false if another message is alone.
+// isAlone waits until the Worker has no other message, and records in Redis that this one runs
+// alone. It does not wait for messages that go on for a claim's lease after it began to wait. It
+// reports false if another message is alone.
 func (w *Worker) isAlone(c *claim) bool {
 	select {
 	case w.alone <- struct{}{}:
@@ -101,7 +103,7 @@ func (w *Worker) isAlone(c *claim) bool {
 	return err == nil && held[0]
 }
 
-// waitUntil waits until something holds for a claim. It reports false when the claim is lost, and at Stop.
+// waitUntil waits until holds returns true. It reports false when the claim is lost, and at Stop.
 func (w *Worker) waitUntil(c *claim, holds func() bool) bool {
 	for !holds() {
 		select {
@@ -115,8 +117,8 @@ func (w *Worker) waitUntil(c *claim, holds func() bool) bool {
 	return true
 }
 
-// hasPlace waits for a place among the messages that run.
-func (w *Worker) hasPlace(c *claim) bool {
+// takeRunSlot waits for a place among the messages that run.
+func (w *Worker) takeRunSlot(c *claim) bool {
 	select {
 	case w.running <- struct{}{}:
 		c.runs = true
@@ -135,8 +137,8 @@ func (w *Worker) hasPlace(c *claim) bool {
 	return c.runs
 }
 
-// noPlace is the outcome of a message that may not be run.
-func (w *Worker) noPlace() outcome {
+// noRunSlot is the outcome of a message that got no place.
+func (w *Worker) noRunSlot() outcome {
 	v := outcome{kind: OutcomeReturned, err: errNoSlot, last: true}
 	if w.isStopping() {
 		v.err = ErrStopped
@@ -144,8 +146,8 @@ func (w *Worker) noPlace() outcome {
 	return v
 }
 
-// hasRun lets another message run.
-func (w *Worker) hasRun(c *claim) {
+// freeRunSlot gives back the place of a message among those that run.
+func (w *Worker) freeRunSlot(c *claim) {
 	if c.suspect {
 		c.suspect = false
 		w.suspects.Add(-1)
@@ -156,12 +158,12 @@ func (w *Worker) hasRun(c *claim) {
 	}
 }
 
-// wasAlone has others claimed again. Until Redis knows how a message has ended that ran alone, a death of the process would
-// be taken for its doing.
-func (w *Worker) wasAlone(c *claim) {
+// endAlone lets the Worker claim other messages again, if this one ran alone. It is called once Redis knows how the message has
+// ended: until then, a death of the process would count as caused by it.
+func (w *Worker) endAlone(c *claim) {
 	if c.alone {
 		c.alone = false
 		<-w.alone
-		w.claimAgain()
+		w.fetchMore()
 	}
 }

@@ -30,7 +30,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	require.True(t, settleTest(t, claimed, outcome{kind: OutcomeDone}))
 	_, err = q.Enqueue(t.Context(), Job{ID: "old", Key: "c", Coalesce: true})
 	require.NoError(t, err)
-	long := func(letter string) []byte { return []byte(strings.Repeat(letter, maxInline+1)) }
+	long := func(deadLetter string) []byte { return []byte(strings.Repeat(deadLetter, maxInline+1)) }
 	jobs := []Job{
 		{ID: "plain", Name: "n", Payload: []byte("1"), MaxAge: age},
 		{ID: "long 1", Key: "l", Payload: long("1"), MaxAge: age},
@@ -116,7 +116,7 @@ func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
 		calls.Wait()
 		require.EqualValues(t, ids, stored.Load())
 		p := queues[0].partitions[0]
-		require.EqualValues(t, ids, p.queue.rdb.ZCard(t.Context(), p.keys[keyLines]).Val())
+		require.EqualValues(t, ids, p.queue.rdb.ZCard(t.Context(), p.keys[keyFIFOs]).Val())
 	})
 	batch := func(ids string) (all []*enqueueing) {
 		for id := range strings.SplitSeq(ids, "") {

@@ -13,20 +13,23 @@ const (
 	overhead = 6500
 )
 
-// WithMaxBytes bounds the memory of Redis, in bytes, that each partition takes: what is queued or
-// running, dead letters, and what is remembered of messages that have ended, their results
-// included. A job for which there is no room is refused with ErrQueueFull. A message counts as a quarter more
-// than its payload, since Redis rounds up, and some 500 to 700 bytes; long keys, ids and principals count for each
-// place that has them, and so does the cause of an attempt that failed: without room it is not kept. One that
-// has ended counts as some 150 to 200 bytes and its result. Default 64 MiB, a quarter of a
-// Redis of 256 MB, or four of the largest payloads (WithMaxPayload) if that is more. It must have room for one.
+// WithMaxBytes bounds the memory of Redis, in bytes, that each partition takes: queued and running
+// messages, dead letters, and the status and results of messages that have ended. A job for which
+// there is no room is refused with [ErrQueueFull]. Default 64 MiB, a quarter of a Redis of 256 MB,
+// or four of the largest payloads ([WithMaxPayload]) if that is more. There must be room for one.
 //
-// What has ended takes half of it at most: beyond that the oldest is forgotten before its
-// WithRetention is over, but for what ended within the last minute. Raise the bound to
-// remember more: 1,000 messages a second without results take 700 MB for an hour.
+// A message counts as its payload and a quarter more, since Redis rounds up, and some 500 to 700
+// bytes. Long keys, ids and principals count once for each place in which they are stored. The
+// cause of a failed attempt counts too; without room it is not stored. A message that has ended
+// counts as some 150 to 200 bytes and its result.
 //
-// A queue of n partitions takes n times as much at most. The bound holds for what is stored from
-// now on, and counts what others stored. All who use a queue should agree on it.
+// Messages that have ended take at most half of it. Beyond that the oldest is forgotten before its
+// [WithRetention] is over, except those that ended within the last minute. Raise the bound to store
+// more: 1,000 messages a second without results take 700 MB for an hour.
+//
+// A queue of n partitions takes at most n times as much. The bound applies to what this process
+// stores from now on, and counts what others have stored. All processes of a queue should have the
+// same bound.
 func WithMaxBytes(n int64) Option {
 	return func(q *Queue) error {
 		q.maxBytes = n
@@ -34,9 +37,9 @@ func WithMaxBytes(n int64) Option {
 	}
 }
 
-// WithMaxBytesPerKey bounds the memory of Redis, in bytes, that the messages of one key take which
-// are queued or running, counted as for WithMaxBytes. A job for which there is no room is
-// refused with ErrKeyFull. Default: a quarter of WithMaxBytes, and it is no more than that.
+// WithMaxBytesPerKey bounds the memory of Redis, in bytes, of the queued and running messages of
+// one key, counted as for [WithMaxBytes]. A job for which there is no room is refused with
+// [ErrKeyFull]. Default: a quarter of WithMaxBytes. It cannot be more than that.
 func WithMaxBytesPerKey(n int64) Option {
 	return func(q *Queue) error {
 		q.maxBytesPerKey = n
@@ -44,10 +47,10 @@ func WithMaxBytesPerKey(n int64) Option {
 	}
 }
 
-// WithMaxBytesPerPrincipal bounds the memory of Redis, in bytes, that the messages of one principal take
-// in each partition which are queued or running, counted as for WithMaxBytes. A job for which
-// there is no room is refused with ErrPrincipalFull. Jobs without a principal have no such
-// bound. Default: a quarter of WithMaxBytes, so that no client alone fills the queue.
+// WithMaxBytesPerPrincipal bounds the memory of Redis, in bytes, of the queued and running messages
+// of one principal in each partition, counted as for [WithMaxBytes]. A job for which there is no
+// room is refused with [ErrPrincipalFull]. Jobs without a principal have no such bound. Default: a
+// quarter of WithMaxBytes, so that no single client fills the queue.
 func WithMaxBytesPerPrincipal(n int64) Option {
 	return func(q *Queue) error {
 		q.maxBytesPerPrincipal = n
@@ -55,8 +58,8 @@ func WithMaxBytesPerPrincipal(n int64) Option {
 	}
 }
 
-// boundBytes sets the bounds that no option did. One that the largest payload exceeds is an error:
-// such a job would be refused for ever, and its caller told to try again.
+// boundBytes sets the bounds that no option has set. A bound smaller than the largest payload is an
+// error: such a job would always be refused, and its caller told to try again.
 func (q *Queue) boundBytes() error {
 	largest := int64(q.maxPayload) + int64(q.maxPayload)/4 + overhead
 	if q.maxBytes == 0 {
@@ -84,7 +87,7 @@ func checkBytes(name string, n int64) error {
 	return nil
 }
 
-// fullBecause is what a full queue says of itself.
+// fullBecause returns the bounds of a full queue, for an error.
 func (q *Queue) fullBecause(full error) string {
 	switch {
 	case errors.Is(full, ErrKeyFull):

@@ -15,37 +15,37 @@ import (
 )
 
 const (
-	// An idle worker looks at the queue this often, should an announcement be lost, and
-	// three times in a claim lease, so that it knows of every claim before that ends;
-	// unheard announcements are all lost while it is not subscribed.
+	// An idle worker claims every pollFloor, in case a message is lost, and
+	// three times in a claim lease, so that it knows every claim before that ends;
+	// and every pollUnheard while it has no subscription.
 	pollFloor   = 10 * time.Second
 	pollUnheard = 500 * time.Millisecond
-	// A busy worker looks this often for what dead ones have left.
+	// A busy worker checks this often for messages of dead workers.
 	pollBusy     = time.Second
 	claimBatch   = 64          // messages
 	claimBytes   = 1 << 20     // of payload
-	claimTimeout = time.Second // for which free slots wait for the answer
+	claimTimeout = time.Second // for how long free slots wait for the reply
 	minPause     = time.Millisecond
 	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
 	outageMost   = 5 * time.Second
 	movingMost   = 250 * time.Millisecond // while Redis answers that a slot is being moved
 )
 
-// claimer claims what is due in one partition for as long as its Worker is not
-// stopped, never more than there are free slots: what is claimed too early burns its
-// lease and keeps other workers from it. While handlers are quick there are more slots
-// than messages that run.
-type claimer struct {
+// fetcher fetches the messages of one partition until its Worker is stopped: wait for free slots →
+// claim as many messages → run them. It never claims more than there are free slots: what is
+// claimed too early wastes its lease and keeps other workers from it. While handlers are quick
+// there are more slots than messages that run.
+type fetcher struct {
 	*Worker
 	partition *partition
-	wake      chan struct{} // holds one: look at the partition
-	freed     chan string   // its keys that were announced to be free
-	lookAgain chan struct{} // holds one: more may be claimed than before
+	wake      chan struct{} // holds one: claim now
+	freed     chan string   // its keys that may be free
+	moreSlots chan struct{} // holds one: more may be claimed than before
 	timer     *time.Timer
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
-	served    bool // it has a heartbeat and a waker, for good
-	// The last claim's messages were all handed back without a lock, so the next brings more
+	served    bool // it has a heartbeat and a goroutine that wakes keys, until the Worker ends
+	// The last claim's messages were all handed back without a lock, so the next claims more
 	// than there are slots.
 	foreignOnly bool
 
@@ -53,8 +53,8 @@ type claimer struct {
 	returns   *returns // those that are handed back next, or nil
 }
 
-func (w *claimer) run() {
-	// The claims of a claimer are numbered: one that comes to Redis after a later one takes nothing.
+func (w *fetcher) run() {
+	// The claims of a fetcher are numbered: one that reaches Redis after a later one claims nothing.
 	session, number, token := ident.Random(8), 0, ""
 	failures, unanswered := 0, 0 // in a row
 	defer func() {
@@ -65,10 +65,10 @@ func (w *claimer) run() {
 	defer w.running.Store(false)
 	for !w.isStopping() && !w.retired.Load() {
 		n := 0
-		if failures == 0 { // else no slot waits for the answer: there are other partitions
+		if failures == 0 { // else no slot waits for the reply: there are other partitions
 			n = w.takeSlots()
 		}
-		select { // what was announced before the claim is seen by it
+		select { // the claim sees what was announced before it
 		case <-w.wake:
 		default:
 		}
@@ -91,7 +91,7 @@ func (w *claimer) run() {
 			w.freeSlots(n)
 			failures++
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
-			// The token stays: if only the reply was lost, the next claim brings
+			// The token stays: if only the reply was lost, the next claim returns
 			// the same messages.
 			unanswered++
 			pause := backoff.Exponential(unanswered, outageBefore, outageMost)
@@ -114,7 +114,7 @@ func (w *claimer) run() {
 		}
 		w.beginAll(b, token, sent, n)
 		if len(b.messages) > 0 || b.spent {
-			token = "" // an empty answer leaves it: should the same call come to Redis late, the next one finds what it took
+			token = "" // not after an empty reply: if a copy of that claim reaches Redis late, the next claim returns its messages
 		}
 		if n > 0 && len(b.messages) < want {
 			floor := pollUnheard
@@ -129,27 +129,27 @@ func (w *claimer) run() {
 	}
 }
 
-// ask claims up to want messages for the n slots that were taken, and answers how many of the
-// slots are left: after a while they are freed, for the other partitions, and the answer
-// is waited for without them.
-func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) {
+// ask claims up to want messages for the n slots that were taken, and returns how many of the slots
+// are left: after claimTimeout they are freed, for the other partitions, and the claim waits for
+// its reply without them.
+func (w *fetcher) ask(token string, n, want int) (b batch, left int, err error) {
 	if n == 0 {
-		token = "" // nothing is to be taken, nor what an earlier call took
+		token = "" // claim nothing, nor what an earlier call claimed
 	}
 	var held atomic.Int64
 	held.Store(int64(n))
 	timer := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
 	defer timer.Stop()
-	// Not cancelled by Stop: messages whose claim nobody heard of would wait for its end.
+	// Not cancelled by Stop: messages whose claim is not known here would wait for its end.
 	b, err = w.partition.claim(w.ctx, token, w.lease, want)
 	return b, int(held.Swap(0)), err
 }
 
-// beginAll runs what was claimed by a command sent at sent, and frees the slots that are
-// not needed.
-func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
+// beginAll runs the messages of a claim that was sent at sent, and frees the slots that are not
+// needed.
+func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 	claims := make([]*claim, len(b.messages))
-	for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a slot
+	for i, m := range b.messages { // all of them first: the heartbeat extends those that wait for a slot
 		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
 		claims[i].startBy = sent.Add(b.left[i])
 	}
@@ -162,7 +162,7 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
 		if used++; used <= slots || !w.foreignOnly && w.takeSlot() {
 			w.begin(c)
 		} else { // with foreignOnly it was to be handed back too
-			w.handlers.Go(func() { w.settle(c, w.noPlace()) })
+			w.handlers.Go(func() { w.settle(c, w.noRunSlot()) })
 		}
 	}
 	w.freeSlots(max(0, slots-used))
@@ -171,8 +171,8 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
 	}
 }
 
-// giveBack settles what a claim may have taken whose reply was lost before Stop.
-func (w *claimer) giveBack(token string) {
+// giveBack settles the messages of a claim whose reply was lost before Stop.
+func (w *fetcher) giveBack(token string) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	sent := time.Now()
@@ -186,10 +186,9 @@ func (w *claimer) giveBack(token string) {
 	}
 }
 
-// takeSlots waits for a free slot, and takes what others are free, as many as a claim
-// may bring. While none is free it returns 0 each second: a claim also gives back what
-// dead workers held.
-func (w *claimer) takeSlots() (n int) {
+// takeSlots waits for a free slot, and takes as many free ones as a claim may fill. While none is
+// free it returns 0 each second: a claim also gives back messages of dead workers.
+func (w *fetcher) takeSlots() (n int) {
 	w.timer.Reset(pollBusy)
 	for n == 0 {
 		select {
@@ -197,7 +196,7 @@ func (w *claimer) takeSlots() (n int) {
 			n = 1
 		case w.slotsAhead() <- struct{}{}:
 			n = 1
-		case <-w.lookAgain:
+		case <-w.moreSlots:
 		case <-w.timer.C:
 			return 0
 		case <-w.stopping:
@@ -246,7 +245,7 @@ func (w *Worker) freeForClaims() chan struct{} {
 	return w.slots
 }
 
-// slotsAhead are those beside w.slots, nil if nothing is to be claimed ahead.
+// slotsAhead are the slots beside w.slots; nil if nothing is to be claimed ahead.
 func (w *Worker) slotsAhead() chan struct{} {
 	if w.claimsAhead() {
 		return w.ahead
@@ -264,8 +263,8 @@ func (w *Worker) freeSlots(n int) {
 	}
 }
 
-// pause waits for d, for Stop, and if it may be woken for an announcement.
-func (w *claimer) pause(d time.Duration, wakeable bool) {
+// pause waits for d, for Stop, and, if wakeable, until it is woken.
+func (w *fetcher) pause(d time.Duration, wakeable bool) {
 	wake := w.wake
 	if !wakeable {
 		wake = nil
@@ -292,11 +291,11 @@ func (w *Worker) report(b batch) {
 	})
 }
 
-// claimerOf returns the claimer of a partition.
-func (w *Worker) claimerOf(p *partition) *claimer {
-	find := func() *claimer {
-		all := *w.claimers.Load()
-		if i := slices.IndexFunc(all, func(c *claimer) bool { return c.partition == p }); i >= 0 {
+// fetcherOf returns the fetcher of a partition, and makes it if there is none.
+func (w *Worker) fetcherOf(p *partition) *fetcher {
+	find := func() *fetcher {
+		all := *w.fetchers.Load()
+		if i := slices.IndexFunc(all, func(c *fetcher) bool { return c.partition == p }); i >= 0 {
 			return all[i]
 		}
 		return nil
@@ -304,23 +303,23 @@ func (w *Worker) claimerOf(p *partition) *claimer {
 	if c := find(); c != nil {
 		return c
 	}
-	w.claimersMu.Lock()
-	defer w.claimersMu.Unlock()
+	w.fetchersMu.Lock()
+	defer w.fetchersMu.Unlock()
 	c := find()
 	if c == nil {
-		c = &claimer{
+		c = &fetcher{
 			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements), lookAgain: make(chan struct{}, 1),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements), moreSlots: make(chan struct{}, 1),
 		}
 		p.workers.Store(max(p.workers.Load(), int64(w.concurrency)))
-		all := append(slices.Clip(*w.claimers.Load()), c)
-		w.claimers.Store(&all)
+		all := append(slices.Clip(*w.fetchers.Load()), c)
+		w.fetchers.Store(&all)
 	}
 	return c
 }
 
-// lookSoon has the partition looked at soon.
-func (w *claimer) lookSoon() {
+// wakeSoon wakes the fetcher.
+func (w *fetcher) wakeSoon() {
 	select {
 	case w.wake <- struct{}{}:
 	default:

@@ -152,7 +152,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			begun := make(chan struct{})
 			go func() {
 				defer close(begun)
-				w.claimerOf(q.partitions[0]).beginAll(b, "token", time.Now(), 0)
+				w.fetcherOf(q.partitions[0]).beginAll(b, "token", time.Now(), 0)
 			}()
 			select {
 			case <-begun:
@@ -210,7 +210,7 @@ func TestMutantsOfTheLastAttemptAreCaught(t *testing.T) {
 	for _, m := range []mutant{
 		{"what runs alone is not noted", "extend", "      add(r, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))\n", ""},
 		{"a loss forgets it", "claim", "'-', mark and mark", "'-', mark and '------'"},
-		{"a noted message is not held", "", "state:sub(8) == told:sub(8)", "state:sub(2) == told:sub(2)"},
+		{"a noted message is not held", "", "state:sub(8) == sent:sub(8)", "state:sub(2) == sent:sub(2)"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()

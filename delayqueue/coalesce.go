@@ -12,29 +12,32 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: of
-// each key, name and principal one call at most is parked. A newer call
-// replaces the one that is parked, in its place in line, or at the end of its key's FIFO if the number of
-// partitions was changed since; see [Job.Coalesce]. One that a handler was given is not replaced: while it waits for its
-// next attempt, fresh calls run, and it runs after them. What must not undo a newer call has to find that out, by a version.
+// Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: for
+// each key, name and principal at most one call is parked. A newer call replaces it at its place in
+// the FIFO, or, if the number of partitions was changed since, at the end; see [Job].Coalesce. A
+// call that was given to a handler is not replaced: while it waits for its next attempt, fresh
+// calls run, and it runs after them. If it must not undo a newer call, it has to find that out by a
+// version.
 func Coalesce(q *Queue) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true}
 }
 
-// Debounce is [Coalesce] with a quiet period: a call that was parked runs when no newer one
-// has come for quiet, and no later than maxDelay after the first of those that it
-// replaced came; a [Queue.Repartition] begins that anew. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
-// maxDelay. Until it runs, its key is reserved for it, so that no fresh call
-// runs before it and is undone by it. Other calls of the key meet a conflict
-// meanwhile, so quiet should be short. A call that finds its key neither held nor reserved runs at once: a policy is not
-// asked about it. To have every call of a stream wait, enqueue jobs with [Job.Quiet].
+// Debounce is [Coalesce] with a quiet period: a call that was parked runs when no newer one has
+// arrived for quiet, and at most maxDelay after the arrival of the first of the calls that it
+// replaced; a [Queue.Repartition] restarts that time. See [Job].Quiet. Both are at least 1 ms and
+// shorter than the queue's max age, and quiet is no longer than maxDelay.
+//
+// Until the call runs, its key is reserved for it, so that no fresh call runs before it and is
+// undone by it. Other calls of the key meet a conflict meanwhile, so quiet should be short. A call
+// whose key is neither held nor reserved runs at once: a policy is not asked about it. To make
+// every call of a stream wait, enqueue jobs with Job.Quiet.
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
 }
 
 const flagCoalesces, flagParkedCoalesces = 'c', 'q'
 
-// flags are what the scripts are told of how a job joins the queue.
+// flags are what enqueue.lua needs to know about how a job joins the queue.
 func (j Job) flags() string {
 	switch {
 	case !j.Coalesce && !j.parked:
@@ -52,7 +55,7 @@ func (j Job) flags() string {
 	return flags
 }
 
-// checkQuiet says what is wrong with a quiet period and its bound, "" if nothing is.
+// checkQuiet returns what is wrong with a quiet period and its bound, or "".
 func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
 	switch {
 	case quiet < time.Millisecond || quiet > maxDelay:
@@ -63,10 +66,11 @@ func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
 	return ""
 }
 
-// One message that a newer one may replace stays for each key, name and principal while the number of partitions changes,
-// since each of two looks at the other, after its own step: who stores the newer one, which goes to the newest partition,
-// ends the older one in a closed partition; and a worker that gives the older one back there, where it ran meanwhile, looks
-// for a newer one. The newer one is stored first, so it is never lost; who dies between the two steps leaves both.
+// At most one message that a newer one may replace stays for each key, name and principal, also while the number of partitions
+// changes. Two processes can be involved, and each takes its own step before it checks for the other's: the process that stores
+// the newer message, in the newest partition, then ends the older one in a closed partition; and a worker that gives the older
+// one back there, after it ran meanwhile, then looks for a newer one. The newer message is stored first, so it is never
+// lost; if a process dies between its two steps, both messages stay.
 
 // supersede has a closed partition end the message that a newer one replaces, with the id by, if no handler was given it: the one
 // with this id, or if that is "" whichever may be replaced. It returns the id that it found. With by "" it only looks.

@@ -118,13 +118,13 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
-// messageFields is how much a script tells of a message.
+// messageFields is the number of fields of a message in a script's reply.
 const messageFields = 6
 
-// readMessage reads what a script told of a message: its member, record, attempts, 1 if others
-// are behind it, 1 if it waited for its key, since when it was due if that is known.
-func readMessage(told any) (m Message, ok bool) {
-	f, ok := told.([]any)
+// readMessage reads a message in a script's reply: its member, record, attempts, 1 if others
+// are queued after it, 1 if it waited for its key, since when it was due if that is known.
+func readMessage(reply any) (m Message, ok bool) {
+	f, ok := reply.([]any)
 	if !ok || len(f) != messageFields {
 		return m, false
 	}
@@ -171,10 +171,10 @@ func (p *partition) readClock(reply any) (time.Time, bool) {
 	return now, ok
 }
 
-// clock is a time of Redis, in ms, and when it was heard of.
+// clock is a time of Redis, in ms, and when this process read it.
 type clock struct {
-	told  int64
-	heard time.Time
+	server int64
+	read   time.Time
 }
 
 // now is a time of Redis, in ms, that is over: no clock is as much as 1 % faster than another.
@@ -182,7 +182,7 @@ func (c *clock) now() int64 {
 	if c == nil {
 		return 0
 	}
-	return c.told + (time.Since(c.heard) * 99 / 100).Milliseconds()
+	return c.server + (time.Since(c.read) * 99 / 100).Milliseconds()
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
@@ -230,20 +230,20 @@ func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found [
 	return found, nil
 }
 
-// hasQueuedAfter reports whether a message may have others behind it, in a newer generation too.
+// hasQueuedAfter reports whether others may be queued after a message, in a newer generation too.
 func (q *Queue) hasQueuedAfter(ctx context.Context, m Message) bool {
 	now := q.manifest.Load()
 	return now == nil || slices.ContainsFunc(now.of(m.Key, m.ID), func(p *partition) bool { return p.hasQueuedAfter(ctx, m) })
 }
 
-// hasQueuedAfter reports whether a message may have others behind it. What was parked between
-// its claim and its lease is not in queuedAfter, and its reservation is older than the lease.
+// hasQueuedAfter reports whether others may be queued after a message. One that was parked between
+// the claim and the lease is not in queuedAfter, and its reservation is older than the lease.
 func (p *partition) hasQueuedAfter(ctx context.Context, m Message) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	pipe := p.queue.rdb.Pipeline()
-	last := pipe.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1})
-	quiet := pipe.ZLexCount(ctx, p.keys[keyLines], "["+m.Key+"\n\x7f", "("+m.Key+"\v")
+	last := pipe.ZRevRangeByLex(ctx, p.keys[keyFIFOs], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1})
+	quiet := pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+m.Key+"\n\x7f", "("+m.Key+"\v")
 	if _, err := pipe.Exec(ctx); err != nil || quiet.Val() > 0 {
 		return true
 	}
@@ -272,20 +272,20 @@ const (
 
 // A letter is a dead letter as it was seen: it may have been redriven since, and have
 // died again.
-type letter struct {
+type deadLetter struct {
 	id   string
 	died string // as its ending has it; "" whenever that was
 }
 
 // redrive puts dead letters back into the queue. It returns a word for each.
-func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
+func (p *partition) redrive(ctx context.Context, maxAge time.Duration, deadLetters ...deadLetter) ([]string, error) {
 	args := []any{p.queue.admission, ceilMilliseconds(maxAge)}
-	words, ids := make([]string, len(letters)), make([]string, len(letters))
-	for i, l := range letters {
+	words, ids := make([]string, len(deadLetters)), make([]string, len(deadLetters))
+	for i, l := range deadLetters {
 		args, ids[i] = append(args, l.id, l.died), l.id
 	}
 	reply, err := p.change(ctx, redriveScript, ids, args...)
-	if err == nil && len(reply) != len(letters) {
+	if err == nil && len(reply) != len(deadLetters) {
 		err = luascript.ErrReply
 	}
 	if err != nil {
@@ -298,13 +298,13 @@ func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters .
 }
 
 // purge forgets dead letters. It reports for each whether nothing is left of it.
-func (p *partition) purge(ctx context.Context, letters ...letter) ([]bool, error) {
+func (p *partition) purge(ctx context.Context, deadLetters ...deadLetter) ([]bool, error) {
 	var args []any
-	for _, l := range letters {
+	for _, l := range deadLetters {
 		args = append(args, l.id, l.died)
 	}
 	reply, err := p.change(ctx, purgeScript, nil, args...)
-	return yes(ctx, "purge", len(letters), reply, err)
+	return yes(ctx, "purge", len(deadLetters), reply, err)
 }
 
 // yes is whether a script answered 1, for each of n.

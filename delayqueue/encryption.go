@@ -6,19 +6,19 @@ import (
 	"github.com/perkey-go/perkey/internal/keyring"
 )
 
-// ErrSealed means that what Redis holds of a message cannot be opened with the
-// queue's Keyring: it is not sealed, sealed under a key that the Keyring lacks,
-// of another message, or damaged.
+// ErrSealed means that the stored data of a message cannot be opened with the
+// queue's [Keyring]: it is not sealed, is sealed under a key that the Keyring lacks,
+// belongs to another message, or is damaged.
 var ErrSealed = keyring.ErrSealed
 
-// Keyring holds the keys of WithEncryption, by their ids. A key is 32 random
-// bytes; a password is not one. An id is 1 to 32 letters, digits, dots,
-// underscores and hyphens; it is no secret, and is stored beside what the key
+// Keyring has the keys of [WithEncryption], by their ids. A key is 32 random
+// bytes, not a password. An id is 1 to 32 letters, digits, dots,
+// underscores and hyphens; it is not secret, and is stored beside what the key
 // has sealed.
 //
 // To rotate, add the new key to the Keyring of every process, then make it
-// Current everywhere, and remove the old one when nothing it sealed is left:
-// after the longest age plus the longest retention. An id is never used for a
+// Current everywhere, and remove the old key when nothing it sealed is left:
+// after the longest age plus the longest retention. Never use an id for a
 // second key.
 //
 // Rotate before a key has sealed 2^32 times: nonces are random, and NIST SP
@@ -31,11 +31,11 @@ var ErrSealed = keyring.ErrSealed
 //	type Keyring struct {
 //		// Current is the id of the key that seals.
 //		Current string
-//		// Keys open what they have sealed, whichever is Current.
+//		// Keys are the keys by their ids. Each opens what it has sealed, whichever is Current.
 //		Keys map[string][]byte
-//		// AcceptUnsealed has messages run that are not sealed, so that encryption can be switched on while such are
-//		// stored. Who writes to Redis can make up messages meanwhile: switch it off when the last of them is gone, after
-//		// the longest age.
+//		// AcceptUnsealed runs messages that are not sealed, so that encryption can be switched on while such messages are
+//		// stored. Meanwhile anyone with write access to Redis can forge messages: switch it off when the last unsealed
+//		// message is gone, after the longest age.
 //		AcceptUnsealed bool
 //	}
 //
@@ -43,24 +43,26 @@ var ErrSealed = keyring.ErrSealed
 type Keyring = keyring.Keyring
 
 // WithEncryption has the queue seal payloads, results and causes with
-// AES-256-GCM before they go to Redis, so that who reads Redis does not read
-// them, and who writes there cannot make them up, change them, or move them to
+// AES-256-GCM before they are sent to Redis. Read access to Redis does not reveal
+// them; write access cannot forge them, change them, or move them to
 // another message or queue name. Default: they are stored as they are.
 //
-// Ids, lock keys, names and principals are not hidden, but bound: a payload does not
-// open under others. Times, counters and sizes are neither. Who writes to Redis can
-// delete, repeat and reorder messages, and put back what a message of the same id
-// once held. Queues that must not
-// take each other's messages, as those of two prefixes, need different keys.
+// Ids, lock keys, names and principals are not hidden, but a payload is bound to them: it does not
+// open under others. Times, counters and sizes are neither hidden nor bound. With write access to Redis, messages can be
+// deleted, repeated and reordered, and an earlier payload of the same id can be restored. Queues that must not
+// run each other's messages, such as those of two prefixes, need different keys.
 //
-// All processes of the queue need it, and the same keys under the same ids. Once one has used the queue with it, it is
-// encrypted for good: a process without stores and runs nothing (ErrOtherEncryption), from a minute later on if it has begun before; but it
-// may list, count, cancel, redrive, purge and pause. What is not sealed is refused too (ErrSealed). So there are two ways to switch it on. Either let the queue run empty first, dead letters included:
-// before that a process with it is refused (ErrOtherEncryption). Or set Keyring.AcceptUnsealed in all processes, for as
-// long as such messages may be stored; those processes that have no keys yet take no more work from then on.
+// All processes of the queue need it, with the same keys under the same ids. Once a process has used the queue with it, the
+// queue is encrypted for good. A process without it then stores and runs nothing ([ErrOtherEncryption]), after at most a
+// minute if it was running before; but it may list, count, cancel, redrive, purge and pause.
 //
-// It cannot be switched off: enqueue in a queue of a new name, and keep workers on the old one until that
-// is empty. Locks hold across the two, the order of a key's messages does not.
+// Messages that are not sealed are refused ([ErrSealed]). So there are two ways to switch encryption on. Either let the queue
+// run empty first, dead letters included: before that a process with WithEncryption is refused (ErrOtherEncryption). Or set
+// Keyring.AcceptUnsealed in all processes, for as
+// long as such messages may be stored; processes that have no keys yet take no more work from then on.
+//
+// Encryption cannot be switched off: enqueue to a queue with a new name, and keep workers on the old one until it
+// is empty. Locks hold across the two queues, the order of a key's messages does not.
 func WithEncryption(keys Keyring) Option {
 	keys = keyring.Clone(keys) // the Option may be used long after
 	return func(q *Queue) (err error) {
@@ -112,7 +114,7 @@ func (s *sealer) overhead() int {
 // sealedOf is the message that something sealed belongs to.
 type sealedOf struct{ id, key, name, principal string }
 
-// seal makes the sealed form of plain, which is the kind of a message.
+// seal seals plain, data of the given kind that belongs to a message.
 func (s *sealer) seal(kind string, of sealedOf, plain []byte) ([]byte, error) {
 	if s == nil {
 		return plain, nil

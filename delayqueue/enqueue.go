@@ -36,16 +36,16 @@ func newEnqueueing(ctx context.Context, job Job, inline int) *enqueueing {
 	return e
 }
 
-// free ends the use of a job that nobody else has any more.
+// free returns an enqueueing to the pool.
 func (e *enqueueing) free() {
 	*e = enqueueing{done: e.done}
 	enqueueings.Put(e)
 }
 
-// wordClosed is what enqueue.lua says of a job when its partition is closed.
+// wordClosed is the reply of enqueue.lua for a job whose partition is closed.
 const wordClosed = "closed"
 
-// errClosed is for what is not stored because its partition is closed.
+// errClosed is the error of a job that is not stored because its partition is closed.
 var errClosed = errors.New("the partition is closed")
 
 // add stores a job here, or fails with errClosed.
@@ -120,7 +120,8 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	}
 }
 
-// appendHows appends how the jobs of a batch are stored: alike, mostly.
+// appendHows appends how the jobs of a batch are stored: successive jobs are mostly alike, and
+// described once.
 func appendHows(args []any, batch []*enqueueing) []any {
 	var how []byte
 	last, many := "", 0
@@ -136,8 +137,8 @@ func appendHows(args []any, batch []*enqueueing) []any {
 	return append(args, strconv.Itoa(many)+last)
 }
 
-// appendHow appends what enqueue.lua is told of how a job is stored. Times are rounded up: a message is never early, and not too
-// old when it comes.
+// appendHow appends how a job is stored, for enqueue.lua. Times are rounded up: a message is never
+// early, and not too old when it is due.
 func (j Job) appendHow(b []byte) []byte {
 	b = appendLengths(append(b, ' '), j.Key, j.Name, j.Principal)
 	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.Delay+j.Quiet), 10)
@@ -145,7 +146,8 @@ func (j Job) appendHow(b []byte) []byte {
 	return append(append(b, ' '), j.flags()...)
 }
 
-// readEnqueued reads what enqueue.lua answered about n messages: exceptions are those that it did not store now.
+// readEnqueued reads the reply of enqueue.lua for n messages: exceptions are those that it did not
+// store now.
 func (p *partition) readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.Duration, exceptions map[int]string, _ error) {
 	const head = 3
 	if err == nil && (len(reply) < head || len(reply)%2 != head%2) {
@@ -176,7 +178,7 @@ func (p *partition) readEnqueued(n int, reply []any, err error) (now time.Time, 
 	return time.UnixMilli(ms), time.Duration(idle) * time.Millisecond, exceptions, err
 }
 
-// unclaimed is for how long no Worker has claimed: what enqueue.lua tells, here of no job at all.
+// unclaimed is for how long no Worker has claimed, by a call of enqueue.lua without jobs.
 func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
 	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission, 0)
 	if _, unclaimed, _, err := p.readEnqueued(0, reply, err); err == nil {
@@ -185,7 +187,7 @@ func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
 	return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
 }
 
-// answered notes what enqueue.lua answered about a job that it did not store now.
+// answered takes the reply of enqueue.lua for a job that it did not store now.
 func (e *enqueueing) answered(q *Queue, word string) error {
 	full := fullWords[word]
 	switch {

@@ -164,12 +164,12 @@ func ExampleQueue_RedriveAll() {
 		}
 	}
 	for cursor := ""; ; {
-		letters, next, err := queue.List(ctx, delayqueue.StateDead, cursor, 100)
+		deadLetters, next, err := queue.List(ctx, delayqueue.StateDead, cursor, 100)
 		if err != nil {
 			log.Fatal(err)
 		}
-		for _, letter := range letters {
-			fmt.Printf("%s: %s\n", letter.ID, letter.Cause)
+		for _, deadLetter := range deadLetters {
+			fmt.Printf("%s: %s\n", deadLetter.ID, deadLetter.Cause)
 		}
 		if cursor = next; next == "" {
 			break

@@ -73,7 +73,7 @@ func (q *Queue) ToldWaiters() (n int) {
 	}
 	q.waits.hub.mu.Unlock()
 	for _, w := range all {
-		if w.told() {
+		if w.listens() {
 			n++
 		}
 	}

@@ -12,12 +12,12 @@ const (
 	// The delay of what is handed back doubles between these.
 	handBackFirst = time.Second
 	handBackMost  = 30 * time.Second
-	handBackEach  = time.Millisecond // and for each message that is known, up to so much is added
-	// What is handed back without a lock goes to Redis together, after this long at the latest.
+	handBackEach  = time.Millisecond // up to this is added for each message that is known
+	// Messages that are handed back without a lock are sent to Redis together, after this time at the latest.
 	handBackWait = 250 * time.Millisecond
-	// An idle Worker whose last message was handed back leaves the next one to others for so
-	// long, and for twice as long as its claim took, which theirs may take too: it is perhaps the
-	// same. With 2 ms the one process of ten that knew the messages ran them up to 30 s later.
+	// An idle Worker whose last message was handed back waits this long before its next claim, or twice as long as its claim
+	// took, if that is longer, so that other Workers get the message first. With 2 ms, the one process of ten that could run
+	// the messages ran them up to 30 s later.
 	handBackYield     = 8 * time.Millisecond
 	handBackYieldMost = 250 * time.Millisecond
 	// The handler is asked once in this time about the messages of a name that it has handed back.
@@ -26,9 +26,9 @@ const (
 	maxForeign = 65_536
 )
 
-// foreign remembers the messages that the handler has handed back: when they come again
-// they cost neither a lock nor a call. From time to time the handler is asked about one of
-// each name, as a reload may have changed what it knows.
+// foreign is the set of messages that the handler has handed back: when they return they cost
+// neither a lock nor a call. From time to time the handler is called for one of each name, since a
+// reload may have changed what it can run.
 type foreign struct {
 	mu    sync.Mutex
 	names map[string]*foreignName
@@ -42,7 +42,7 @@ type foreignName struct {
 	asked time.Time
 }
 
-// add remembers why the handler handed a message back.
+// add stores why the handler handed a message back.
 func (f *foreign) add(m Message, why error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,8 +61,8 @@ func (f *foreign) add(m Message, why error) {
 	f.last.Store(true)
 }
 
-// why returns why a message was handed back. Nil: it was not, or the handler is to be
-// asked again.
+// why returns why a message was handed back. It is nil if it was not, or if the handler is to be
+// called again.
 func (f *foreign) why(m Message) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -77,21 +77,22 @@ func (f *foreign) why(m Message) error {
 	return n.ids[m.ID]
 }
 
-// suspects reports whether the handler has handed back a message of the name, and ran none of these since.
+// suspects reports whether the handler has handed back a message of the name, and has run none of
+// these since.
 func (f *foreign) suspects(name string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.names[name] != nil
 }
 
-// known is how many messages are remembered.
+// known is how many messages are in the set.
 func (f *foreign) known() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.count
 }
 
-// ran forgets all messages of a name if the handler took one of them after all.
+// ran removes all messages of a name if the handler has run one of them.
 func (f *foreign) ran(m Message) {
 	f.last.Store(false)
 	f.mu.Lock()
@@ -105,12 +106,12 @@ func (f *foreign) ran(m Message) {
 // returns are claims that are handed back together.
 type returns struct {
 	batch []*settling
-	full  chan struct{} // closed: there is room for no more
+	full  chan struct{} // closed when there is no room for more
 }
 
-// handBack hands a claimed message back if this Worker is known not to run it, soon and
-// without a lock. It reports false if it is not known.
-func (w *claimer) handBack(c *claim) bool {
+// handBack hands a claimed message back, soon and without a lock, if it is known that this Worker
+// cannot run it. It reports false if that is not known.
+func (w *fetcher) handBack(c *claim) bool {
 	why := cmp.Or(w.foreign.why(c.message), w.queue.sealer.cannotOpen(c.message))
 	if why == nil {
 		why = w.checked(c.message)
@@ -134,7 +135,7 @@ func (w *claimer) handBack(c *claim) bool {
 	return true
 }
 
-// checked is why WithCheck's function would have a message handed back.
+// checked returns why WithCheck's function wants a message handed back, or nil.
 func (w *Worker) checked(m Message) (err error) {
 	if w.check == nil || m.damage != "" || !w.foreign.suspects(m.Name) {
 		return nil
@@ -154,7 +155,7 @@ func (w *Worker) checked(m Message) (err error) {
 }
 
 // sendReturns hands messages back when the batch is full, or after handBackWait.
-func (w *claimer) sendReturns(r *returns) {
+func (w *fetcher) sendReturns(r *returns) {
 	timer := time.NewTimer(handBackWait)
 	defer timer.Stop()
 	select {

@@ -37,9 +37,9 @@ type claim struct {
 	settling bool
 }
 
-// claims keeps a Worker's claims alive, and ends their ctx in time. One
-// goroutine asks Redis for all of a partition; a timer for each, which needs no
-// goroutine, sees to it that a slow Redis cannot keep a ctx from ending.
+// claims are a Worker's claims: extend them in time, and end the ctx of one that is lost. One
+// goroutine for each partition extends all of its claims; each claim has a timer, which needs no
+// goroutine, so that a slow Redis cannot keep its ctx from ending.
 type claims struct {
 	mu   sync.Mutex
 	held map[*claim]struct{}
@@ -56,8 +56,8 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 	return c
 }
 
-// tooOld reports whether the message must not be started any more: its key may have been
-// long in coming.
+// tooOld reports whether the message must not be started any more: its key may have been granted
+// late.
 func (c *claim) tooOld() bool { return !c.startBy.IsZero() && trust.Passed(c.startBy, time.Now()) }
 
 // left is for how long the message may still be started.
@@ -78,7 +78,7 @@ func (s *claims) expire(c *claim) {
 	}
 }
 
-// settle says that a claim is being settled. It stays in the heartbeat until it is.
+// settle records that a claim is being settled. The heartbeat extends it until then.
 func (s *claims) settle(c *claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,21 +86,21 @@ func (s *claims) settle(c *claim) {
 	c.expiry.Stop()
 }
 
-// drop takes a claim out of the heartbeat.
+// drop removes a claim from the heartbeat.
 func (s *claims) drop(c *claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.held, c)
 }
 
-// until returns the time at which somebody else can claim the message.
+// until returns when another worker can claim the message.
 func (s *claims) until(c *claim) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return c.deadline
 }
 
-// of returns a partition's claims to be extended.
+// of returns a partition's claims.
 func (s *claims) of(p *partition) (list []*claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

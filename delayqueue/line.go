@@ -14,22 +14,23 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// LineEntry is a message in its key's FIFO.
+// LineEntry is a message in its key's FIFO; see [Queue.Line].
 type LineEntry struct {
 	Entry
-	// Position is 1 for the message that runs, or will run next, 2 for the one after it, and so on;
-	// 0 for a delayed one, which has no place before it is due.
+	// Position is 1 for the message that runs, or will run next, 2 for the one after it, and so on.
+	// It is 0 for a delayed message, which has no place before it is due.
 	Position int64
 }
 
-// Line returns a page of what is queued or running of a key, in the order in which it will run,
-// and then what is delayed: at most limit messages, 1 to 1000. cursor is "" for the first page, and
-// what the last call returned for the next one; after the last page that is "" again. A cursor
-// keeps while messages come and end, and means nothing to another key. A page may be short, or
-// empty, and not the last. A bad key is core.ErrInvalidKey, a bad cursor or limit
-// ErrInvalidArgument.
+// Line returns a page of the messages of a key: those in its FIFO, in the order in which they run,
+// and then those that are delayed. limit is the most messages of a page, 1 to 1000. cursor is ""
+// for the first page, and next of the page before for each further one; after the last page next is
+// "". A cursor stays valid while messages are added and end, but only for its key. A page may be
+// short, or empty, and not be the last. A bad key is core.ErrInvalidKey, a bad cursor or limit
+// [ErrInvalidArgument].
 //
-// It takes two round trips, three for the first page, and Redis O(limit + log n), with n messages in the partition.
+// It takes two round trips, three for the first page, and Redis O(limit + log n), with n messages
+// in the partition.
 func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line []LineEntry, next string, err error) {
 	if err := core.ValidateKey(key); err != nil {
 		return nil, "", err
@@ -59,14 +60,14 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 		at := places[limit-1]
 		next = base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d %s", at.partition.generation, at.place))
 	}
-	pipe, looks := q.rdb.Pipeline(), make([]*look, len(places))
+	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
 	for i, at := range places {
 		id, _ := splitPlace(at.place)
-		looks[i] = at.partition.lookAt(ctx, pipe, id, false)
-		looks[i].entry(ctx, pipe, at.partition, key)
+		lookups[i] = at.partition.lookUp(ctx, pipe, id, false)
+		lookups[i].entry(ctx, pipe, at.partition, key)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, l := range looks {
+	for i, l := range lookups {
 		if err := l.err(); err != nil {
 			return nil, "", redisError(ctx, "line", err)
 		}
@@ -77,8 +78,8 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	return line, next, nil
 }
 
-// linePlace is where a message is in its key's line.
-type linePlace struct {
+// fifoPlace is the place of a message in its key's FIFO.
+type fifoPlace struct {
 	partition *partition
 	place     string
 	position  int64
@@ -86,7 +87,7 @@ type linePlace struct {
 
 // line reads at most n places of a key, after one in the partition of a generation; what is in
 // older ones runs before.
-func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []linePlace, err error) {
+func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []fifoPlace, err error) {
 	parts := m.of(key, "")
 	pipe := parts[0].queue.rdb.Pipeline()
 	all, before, found := make([]*redis.IntCmd, len(parts)), make([]*redis.IntCmd, len(parts)), make([]*redis.StringSliceCmd, len(parts))
@@ -97,9 +98,9 @@ func (m *manifest) line(ctx context.Context, key string, from int, last string, 
 		} else if p.generation < from {
 			after = key + "\v" // all of it
 		}
-		all[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "("+key+"\n~")
-		before[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "["+after)
-		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
+		all[i] = pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "("+key+"\n~")
+		before[i] = pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "["+after)
+		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, redisError(ctx, "line", err)
@@ -107,7 +108,7 @@ func (m *manifest) line(ctx context.Context, key string, from int, last string, 
 	older := int64(0)
 	for i, p := range parts {
 		for j, place := range found[i].Val() {
-			at := linePlace{p, place, older + before[i].Val() + int64(j) + 1}
+			at := fifoPlace{p, place, older + before[i].Val() + int64(j) + 1}
 			if place >= key+"\n~" { // delayed, or quiet
 				at.position = 0
 			}
@@ -121,20 +122,21 @@ func (m *manifest) line(ctx context.Context, key string, from int, last string, 
 }
 
 const (
-	countMost = 100_000 // messages that Count looks at
-	countRest = 4       // so many times as long as it looks it rests
+	countMost = 100_000 // the most messages that Count reads
+	countRest = 4       // how many times as long as it reads it pauses
 )
 
 var errCountedEnough = errors.New("delayqueue: counted enough")
 
-// Count returns how many messages are in a state and match the filter: what CancelAll (StateQueued),
-// and RedriveAll and PurgeAll (StateDead) would change, if they were called now. StateRunning can be
-// counted too; other states, and times of death of what is not dead, are ErrInvalidArgument.
+// Count returns how many messages are in a state and match the filter. For [StateQueued] these are
+// the messages that [Queue.CancelAll] would change if it were called now, for [StateDead] those of
+// [Queue.RedriveAll] and [Queue.PurgeAll]. [StateRunning] can be counted too. Other states, and
+// times of death with a state that is not dead, are [ErrInvalidArgument].
 //
-// It looks at the messages of the state, or with a Key and StateQueued at those of the key, 100,000
-// at most: if there are more, exact is false, and n how many of the first 100,000 match. It reads 500
-// at a time, and rests in between, so that it takes Redis a fifth of its time at most: 100,000 take some seconds. If ctx ends
-// first, or Redis does not answer, n is the count so far, with the error.
+// It reads the messages of the state, or with a Key and StateQueued those of the key: at most
+// 100,000. If there are more, exact is false, and n counts only the first 100,000. It reads 500 at
+// a time with pauses in between, so that it takes at most a fifth of Redis's time: 100,000 take
+// some seconds. If ctx ends first, or Redis does not answer, n is the count so far, with the error.
 func (q *Queue) Count(ctx context.Context, state State, f Filter) (n int64, exact bool, err error) {
 	switch {
 	case listed[state] == nil:

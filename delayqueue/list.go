@@ -13,17 +13,17 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Entry is a message as its operators see it: without its payload and its result.
-// What is not known of it is zero.
+// Entry describes a message for operators, without its payload and its result. A field that is not
+// known is zero.
 type Entry struct {
 	Status
-	// DueAt is when a queued message may be started. One behind others of its key
-	// waits for these too.
+	// DueAt is when a queued message may be started. A message that is queued after others of its key
+	// also waits for these.
 	DueAt time.Time
-	// ClaimEnds is when a running message is given to another worker, unless its own
-	// says by then that it is still at it.
+	// ClaimEnds is when a running message is given to another worker, unless its own worker
+	// renews the claim before.
 	ClaimEnds time.Time
-	// EndedAt is when a message that has ended did so: a dead letter died.
+	// EndedAt is when the message ended, if it has; for a dead letter, when it died.
 	EndedAt time.Time
 	// PayloadSize and ResultSize are in bytes, as they are stored: with
 	// WithEncryption, sealed.
@@ -33,25 +33,25 @@ type Entry struct {
 // maxPage is how many messages List returns at most.
 const maxPage = 1000
 
-// List returns a page of the messages that are in a state, at most limit of them: 1 to
-// 1000. cursor is "" for the first page, and what the last call returned for the next
-// one; after the last page that is "" again. A cursor keeps for as long as the queue
-// has the same partitions, and means nothing to another state.
+// List returns a page of the messages that are in a state. limit is the most messages of a page, 1
+// to 1000. cursor is "" for the first page, and next of the page before for each further one; after
+// the last page next is "". A cursor stays valid for as long as the queue has the same partitions,
+// but only for its state.
 //
-//   - StateQueued: those first that have no key, by when they are due; then the others,
-//     key by key, in the order in which they will run, and what is delayed last.
-//   - StateRunning: those first whose claims end first.
+//   - StateQueued: first those without a key, by when they are due; then the others,
+//     key by key, in the order in which they will run, delayed ones last.
+//   - StateRunning: by the end of their claims, the earliest first.
 //   - StateDead: the newest first.
 //
-// Of other states the queue keeps no list: look them up by id, with Peek. They are
-// ErrInvalidArgument, as are a bad cursor and a bad limit.
+// The queue has no lists of other states: look such messages up by id, with [Queue.Peek]. Other
+// states are [ErrInvalidArgument], as are a bad cursor and a bad limit.
 //
-// A message that is in the state throughout, and is not extended or put back
-// meanwhile, is on one page. One that is junk is left out, and so is, among the queued, one
-// that runs: a page may be short, or empty, and not the last.
+// A message that is in the state throughout, and is not extended or put back meanwhile, is on
+// exactly one page. A message that cannot be read is left out, and so is, among the queued, one
+// that runs: a page may be short, or empty, and not be the last.
 //
-// It takes two round trips, three for the first page, or a few more while queued messages without a key are listed,
-// and Redis O(limit + (log n)²) in each partition, with n messages in it.
+// It takes two round trips, three for the first page, and a few more while queued messages without
+// a key are listed. Redis takes O(limit + (log n)²) in each partition, with n messages in it.
 func (q *Queue) List(ctx context.Context, state State, cursor string, limit int) (entries []Entry, next string, err error) {
 	if listed[state] == nil {
 		return nil, "", invalidArgument("list", "state %q: want %s, %s or %s; look others up by id, with Peek",
@@ -78,7 +78,7 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 		places = places[:limit]
 		next = places[limit-1].cursor(state)
 	}
-	all, err := q.look(ctx, "list", state, places)
+	all, err := q.lookUpAll(ctx, "list", state, places)
 	if err != nil {
 		return nil, "", err
 	}
@@ -90,7 +90,7 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 	return entries, next, nil
 }
 
-// paged is the manifest for a page of a list, read anew for the first one.
+// paged returns the manifest for a page of a list, read anew for the first page.
 func (q *Queue) paged(ctx context.Context, op, cursor string) (*manifest, error) {
 	if cursor == "" {
 		return q.reread(ctx, op)
@@ -98,9 +98,9 @@ func (q *Queue) paged(ctx context.Context, op, cursor string) (*manifest, error)
 	return q.agreed(ctx, op)
 }
 
-// listed are the sorted sets that have all messages of a state, one after the other.
+// listed are the sorted sets that together have all messages of a state.
 var listed = map[State][]int{
-	StateQueued: {keyWaiting, keyLines}, StateRunning: {keyRunning}, StateDead: {keyDead},
+	StateQueued: {keyWaiting, keyFIFOs}, StateRunning: {keyRunning}, StateDead: {keyDead},
 }
 
 // position is where an entry is, or was, in one of these sets.
@@ -115,7 +115,7 @@ func (p position) order() float64 {
 	return f
 }
 
-// time is the score as a time; zero if it is junk.
+// time is the score as a time; zero if it is not one.
 func (p position) time() time.Time {
 	if ms := p.order(); ms > 0 && ms < 1e15 {
 		return time.UnixMilli(int64(ms))
@@ -173,7 +173,7 @@ func (q *Queue) places(ctx context.Context, op string, parts []*partition, state
 				return nil, now, err
 			}
 			for _, at := range some {
-				if set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyLines
+				if set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyFIFOs
 					all = append(all, at)
 				}
 			}
@@ -221,26 +221,26 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int
 	return places, last, last != nil, now, nil
 }
 
-// look reads the messages at places of a state. One that is not in that state has none, and
+// lookUpAll reads the messages at places of a state. One that is not in that state has none, and
 // only its ID.
-func (q *Queue) look(ctx context.Context, op string, state State, places []place) ([]Entry, error) {
+func (q *Queue) lookUpAll(ctx context.Context, op string, state State, places []place) ([]Entry, error) {
 	if len(places) == 0 {
 		return nil, nil
 	}
-	pipe, looks := q.rdb.Pipeline(), make([]*look, len(places))
+	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
 	for i, at := range places {
 		id, key := at.message()
-		looks[i] = at.partition.lookAt(ctx, pipe, id, false)
-		looks[i].entry(ctx, pipe, at.partition, key)
+		lookups[i] = at.partition.lookUp(ctx, pipe, id, false)
+		lookups[i].entry(ctx, pipe, at.partition, key)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	entries := make([]Entry, len(places))
 	for i, at := range places {
 		id, key := at.message()
-		if err := looks[i].err(); err != nil {
+		if err := lookups[i].err(); err != nil {
 			return nil, redisError(ctx, op, err)
 		}
-		e := q.entry(looks[i])
+		e := q.entry(lookups[i])
 		if e.State != state || at.set != keyDead && e.Key != key {
 			e = Entry{Status: Status{ID: id}}
 		}
@@ -254,7 +254,7 @@ func (at place) message() (id, key string) {
 	switch at.set {
 	case keyDead:
 		return at.member, ""
-	case keyLines:
+	case keyFIFOs:
 		return splitPlace(at.member)
 	default:
 		id, key, _ = strings.Cut(at.member, " ")

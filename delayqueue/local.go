@@ -2,20 +2,20 @@ package delayqueue
 
 import "time"
 
-// Local is what a Worker knows of itself, without Redis.
+// Local is what a [Worker] knows of itself, without asking Redis.
 type Local struct {
 	// Queue is the queue's name.
 	Queue string
-	// Service is what WithService says of the queue, and Partitions what WithPartitions does; empty and 0 if they were not given.
+	// Service and Partitions are those of [WithService] and [WithPartitions]; empty and 0 if they were not given.
 	Service    string
 	Partitions int
-	// Slots is how many messages the Worker runs at once (WithConcurrency), and Running how many it has claimed and
-	// not settled yet: those that wait for their keys, or were claimed ahead, included.
+	// Slots is how many messages the Worker runs at once ([WithConcurrency]). Running is how many it has claimed and
+	// not settled yet, including those that wait for their keys or were claimed ahead.
 	Slots, Running int
-	// LastClaim is when Redis last answered the Worker's question for messages, whether it had any: at most some 10 s ago,
-	// unless Redis is away or the Worker is paused. It is zero if Redis never did.
+	// LastClaim is when Redis last replied to the Worker's claim for messages, with or without a message: at most some 10 s ago,
+	// unless Redis is away or the Worker is paused. It is zero if there was no reply yet.
 	LastClaim time.Time
-	// Paused: [Worker.Pause] was called. Stopped: the Worker was not started, or Stop was called.
+	// Paused: [Worker.Pause] was called. Stopped: the Worker was not started, or [Worker.Stop] was called.
 	Paused, Stopped bool
 }
 

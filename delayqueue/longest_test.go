@@ -102,7 +102,7 @@ func TestScripts_Longest(t *testing.T) {
 	}
 	q := made()
 	q.fill(line, 64, func(int) string { return "line" })
-	for _, name := range []int{keyMessages, keyLines, keyWaiting} {
+	for _, name := range []int{keyMessages, keyFIFOs, keyWaiting} {
 		require.EqualValues(t, -1, rdb.PTTL(t.Context(), q.p.keys[name]).Val(), "what is large does not expire")
 	}
 	var receipts []any
@@ -215,7 +215,7 @@ func TestScripts_Longest(t *testing.T) {
 		}},
 		{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
 			places := rdb.ZRangeArgs(t.Context(), redis.ZRangeArgs{
-				Key: q.p.keys[keyLines], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: line / 2, Count: 100,
+				Key: q.p.keys[keyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: line / 2, Count: 100,
 			}).Val()
 			ids := make([]string, len(places))
 			for i, place := range places {
@@ -223,10 +223,10 @@ func TestScripts_Longest(t *testing.T) {
 			}
 			_, err := q.p.cancel(t.Context(), ids...)
 			require.NoError(t, err)
-			var dead []letter
+			var dead []deadLetter
 			q.fill(scanBatch, 16<<10, none)
 			for _, c := range q.claim(scanBatch) {
-				dead = append(dead, letter{id: c.message.ID})
+				dead = append(dead, deadLetter{id: c.message.ID})
 				q.settle([]*claim{c}, outcome{kind: OutcomeDead, err: errTooOld})
 			}
 			_, err = q.p.redrive(t.Context(), time.Hour, dead[:50]...)

@@ -17,12 +17,12 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// manifest is what all processes agree on that use a queue, as this one has read it.
-// docs/protocol.md says what its fields mean, and why the order of steps is what it is.
+// manifest is what all processes of a queue agree on, as this one has read it.
+// docs/protocol.md explains its fields, and the order of the steps.
 type manifest struct {
 	revision    string // "" if there is none
 	generations []generation
-	next        string // follows the last generation, or ""
+	next        string // the generation that is to follow the last one, or ""
 	service     string
 	encrypted   bool
 	totals      Totals // of generations that are gone
@@ -51,19 +51,20 @@ type generation struct {
 
 const (
 	layoutVersion = "2"
-	// A manifest that was read so long ago is read again, beside the command that needs it; so long
-	// ago, before it. A closed partition says so for longer: see close.lua.
+	// A manifest that was read manifestFresh ago is read again beside the command that needs it; one that was
+	// read manifestTrusted ago, before it. A closed partition says so for longer: see close.lua.
 	manifestFresh   = time.Minute
 	manifestTrusted = 30 * time.Minute
-	// A change of the manifest that another process makes meanwhile is taken into account so often.
+	// How often a command tries again after another process has changed the manifest meanwhile.
 	manifestTries  = 20
 	maxGenerations = 8
 )
 
-// current takes what is new.
+// current is the generation that stores new messages.
 func (m *manifest) current() generation { return m.generations[len(m.generations)-1] }
 
-// of is where messages of a key may be, or without one that of an id: the oldest generation first.
+// of returns the partitions where messages of a key may be, or without a key that of an id: the
+// oldest generation first.
 func (m *manifest) of(key, id string) []*partition {
 	parts := make([]*partition, len(m.generations))
 	for i, g := range m.generations {
@@ -72,7 +73,7 @@ func (m *manifest) of(key, id string) []*partition {
 	return parts
 }
 
-// between are the generations after one and before another one, the oldest first.
+// between returns the generations after one and before another one, the oldest first.
 func (m *manifest) between(after, before int) (some []generation) {
 	for _, g := range m.generations {
 		if g.number > after && g.number < before {
@@ -91,7 +92,7 @@ func readGeneration(s string) (number, size int, ok bool) {
 	return number, size, err == nil && err2 == nil && number > 0 && size > 0 && size <= maxPartitions
 }
 
-// generation makes the partitions of a generation, or finds those that were made before.
+// generation returns the partitions of a generation, and makes them if they were not made before.
 func (q *Queue) generation(number, size int) generation {
 	g := generation{number: number, size: size}
 	q.madeMu.Lock()
@@ -107,7 +108,7 @@ func (q *Queue) generation(number, size int) generation {
 	return g
 }
 
-// agreed is the queue's manifest. It asks Redis for it at first, and from time to time.
+// agreed returns the queue's manifest. It reads it from Redis at first, and from time to time.
 func (q *Queue) agreed(ctx context.Context, op string) (*manifest, error) {
 	m := q.manifest.Load()
 	if m == nil {
@@ -128,7 +129,7 @@ func (q *Queue) agreed(ctx context.Context, op string) (*manifest, error) {
 	return m, nil
 }
 
-// stable is the manifest, read anew, without a change under way.
+// stable returns the manifest, read anew, without a change in progress.
 func (q *Queue) stable(ctx context.Context, op string) (*manifest, error) {
 	m, err := q.reread(ctx, op)
 	if err == nil {
@@ -137,8 +138,8 @@ func (q *Queue) stable(ctx context.Context, op string) (*manifest, error) {
 	return m, err
 }
 
-// reread reads the manifest, or writes it if there is none, and finishes what another process has
-// begun, if it can. Callers that come meanwhile share the answer.
+// reread reads the manifest: read → write it if there is none → finish a change that another
+// process has begun. Callers that arrive meanwhile share the result.
 func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	asked := time.Now()
 	select {
@@ -180,7 +181,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	return nil, redisError(ctx, op, errors.New("the manifest changes all the time"))
 }
 
-// due is what is to be set in a manifest before it is used.
+// due returns what is to be set in a manifest before it is used.
 func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, err error) {
 	if m.revision == "" {
 		was := q.manifest.Load()
@@ -223,15 +224,15 @@ func text(generations []generation) string {
 	return strings.Join(words, " ")
 }
 
-// callManifest reads the manifest. With a revision, fields and values it sets them before, if that is
-// still the revision.
+// callManifest reads the manifest. With a revision, fields and values it first sets them, if that
+// is still the revision.
 func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	return q.readManifest(ctx, op, manifestScript.Run(ctx, q.rdb, []string{q.manifestKey()}, change...))
 }
 
-// readManifest reads what manifest.lua answered.
+// readManifest reads the reply of manifest.lua.
 func (q *Queue) readManifest(ctx context.Context, op string, cmd *redis.Cmd) (*manifest, error) {
 	reply, err := cmd.StringSlice()
 	if err == nil && len(reply) != 7 {
@@ -274,7 +275,7 @@ func (q *Queue) readManifest(ctx context.Context, op string, cmd *redis.Cmd) (*m
 
 func (q *Queue) manifestKey() string { return fmt.Sprintf("%s:queue:{%s}:manifest", q.prefix, q.name) }
 
-// refuses is why this process must not use the queue.
+// refuses returns why this process must not use the queue, or nil.
 func (q *Queue) refuses(op string, m *manifest) error {
 	if m.service == "" || q.service == "" || m.service == q.service {
 		return nil
@@ -283,7 +284,8 @@ func (q *Queue) refuses(op string, m *manifest) error {
 		"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
 }
 
-// lacksKeys is why this process must neither store nor run messages, though it may look after them.
+// lacksKeys returns why this process must neither store nor run messages, though it may operate the
+// queue, or nil.
 func (q *Queue) lacksKeys(op string, m *manifest) error {
 	if q.operator {
 		return q.operatorOnly(op)

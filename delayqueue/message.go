@@ -13,44 +13,44 @@ import (
 
 // Job is a piece of work to be stored.
 type Job struct {
-	// ID names the work: of two jobs with one id and key the second is not stored, for
-	// as long as the first is remembered, and gets the first one's ticket. An id is
-	// not used again for another key. 1 to 128 printable ASCII bytes without spaces.
+	// ID names the work. Of two jobs with one id and key the second is not stored, for
+	// as long as the first is remembered, and gets the ticket of the first. Do not use an
+	// id again for another key. 1 to 128 printable ASCII bytes without spaces.
 	// Empty: 128 random bits.
 	ID string
-	// Key is what the work must have for itself; see core.ValidateKey. Messages
+	// Key names what the work must have for itself; see core.ValidateKey. Messages
 	// of one key run one at a time, in the order of their arrival. Empty: no
 	// lock, and no order.
 	Key string
-	// Name says what kind of work it is, such as a route or a task type. It may
+	// Name is the kind of work, such as a route or a task type. It may
 	// be empty, and is at most 256 bytes long.
 	Name string
-	// Principal is on whose behalf the work is done, such as a user's id: for the
-	// handler, and for who may see the message. It is an id, and never a credential.
+	// Principal identifies the user on whose behalf the work is done: for the
+	// handler, and to decide who may see the message. It must never be a credential.
 	// It may be empty, and is at most 256 bytes of printable UTF-8.
 	Principal string
 	// Payload is the work itself. It may be empty.
 	Payload []byte
 	// Delay is how long the work must wait before it may start. It joins its key's FIFO when
-	// that is over, and until then holds up nothing. Zero: none. It must be shorter than
+	// the delay is over, and does not hold up other messages before. Zero: none. It must be shorter than
 	// MaxAge, in whole milliseconds.
 	Delay time.Duration
-	// MaxAge is how long after its arrival the work may be started; older, it
-	// expires. Zero: the queue's. At most 366 days.
+	// MaxAge is how long after its arrival the work may be started; after that it
+	// expires. Zero: the queue's; see [WithMaxAge]. At most 366 days.
 	MaxAge time.Duration
-	// Coalesce has the job replace the queued one of the same Key, Name and Principal, if there is one that was
-	// enqueued with Coalesce and that no handler was given yet: in its place in line, and due when that
-	// was. The replaced one ends as StateSuperseded, with the new one's id in its Status. One
-	// that runs, or waits for a retry, is never replaced: the job then comes after it. Needs a Key.
+	// Coalesce lets the job replace a queued job with the same Key, Name and Principal, if that was also
+	// enqueued with Coalesce and was not given to a handler yet. The job takes its place in the FIFO, and its time.
+	// The replaced job ends as StateSuperseded, with the new job's id in its Status. A job
+	// that runs, or waits for a retry, is never replaced: the new job is queued after it. Needs a Key.
 	Coalesce bool
-	// Quiet has a job with Coalesce wait, as Delay does, until no other has replaced it for this long, at least
-	// 1 ms, and for MaxDelay at most since the first of those came that it replaced. What has waited so long has its place
-	// in line, and is postponed no more. Zero: no quiet period, and MaxDelay is zero too. MaxDelay must be shorter
-	// than MaxAge, and Delay zero.
+	// Quiet lets a job with Coalesce wait, as Delay does, until no other job has replaced it for this long: at least
+	// 1 ms. MaxDelay bounds the wait, from the arrival of the first of the replaced jobs. After the wait the job has its place
+	// in the FIFO, and is not postponed any more. Zero: no quiet period; then MaxDelay must be zero too. MaxDelay must be
+	// shorter than MaxAge, and Delay zero.
 	Quiet, MaxDelay time.Duration
 	// Trace is the W3C traceparent of the span that enqueues the job, such as
 	// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, for the span that runs it to link to. Empty: none, unless
-	// the Queue's Observer has one (OnEnqueuing).
+	// [Observer].OnEnqueuing returns one.
 	Trace string
 
 	parked bool // its key is held, and reserved for it
@@ -109,16 +109,17 @@ func invalidJob(format string, args ...any) error {
 	return fmt.Errorf("delayqueue: enqueue: %w: %s", ErrInvalidJob, fmt.Sprintf(format, args...))
 }
 
-// Message is a stored Job, as its handler gets it.
+// Message is a stored [Job], as its [Handler] gets it.
 type Message struct {
 	ID, Key, Name, Principal string
 	Payload                  []byte
-	// Trace is the Job's, unless a Middleware gives the handler that of its span. It is empty in events of a message that has not come to its handler.
+	// Trace is the Job's, unless a Middleware passes that of its own span to the handler. It is empty in the events of a message
+	// that was not given to its handler.
 	Trace string
-	// Attempt counts how often a handler was given the message, this time
-	// included: 1 at first. What ended as RetryLater or HandBack does not count.
+	// Attempt counts how often the message was given to a handler, this time
+	// included: 1 at first. Attempts that ended as [RetryLater] or [HandBack] do not count.
 	Attempt int
-	// Conflicts counts how often the message had its turn and met a held key.
+	// Conflicts counts how often the message was to run and its key was held.
 	Conflicts int
 	// Losses counts the attempts whose outcome is unknown: the worker died, lost its
 	// claim or the key's lease, or was stopped before the handler was through. If it is not zero the work, or part of
@@ -128,32 +129,32 @@ type Message struct {
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
 
-	queuedAfter bool   // others of its key came later, when it was claimed
-	parked      bool   // until now it waited for nothing but its key
+	queuedAfter bool   // others of its key were queued after it when it was claimed
+	parked      bool   // until now it waited only for its key
 	handed      int    // how often it went back by HandBack or RetryLater
 	size        int    // of its record and its payload in Redis
 	coalesces   bool   // a newer job might have replaced it
 	body        bool   // its payload is too long for its record
-	seq         string // its place in its key's FIFO
-	state       string // what Redis has of its attempts
+	seq         string // its sequence number in its key's FIFO
+	state       string // its attempts as Redis has them
 	cause       string // of its last failed attempt, as it is stored
 	due         string // since when it could be started, in ms of Redis; empty: not known
-	damage      string // why it cannot be run: it is junk
+	damage      string // why its record cannot be read; empty: it can
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
 
 // Handler does the work of a message. It is called on a goroutine of its own.
 //
-// Nil ends the message as done. An error that matches core.ErrConflict puts it
-// back without spending an attempt: some other key that it needs was held.
-// SkipRetry makes it a dead letter, HandBack leaves it to another Worker, and RetryLater tries it
-// again until it is too old. Any other error, a panic, and runtime.Goexit are failed attempts.
+// Nil ends the message as done. An error that matches core.ErrConflict puts it back without
+// spending an attempt: some other key that it needs was held. [SkipRetry] makes it a dead letter,
+// [HandBack] leaves it to another Worker, and [RetryLater] tries it again until it is too old. Any
+// other error, a panic, and runtime.Goexit are failed attempts.
 //
-// ctx works under the lease of the message's key. It ends when the lease is
-// lost (core.ErrLeaseLost), the claim is lost (ErrClaimLost), or the Worker is
-// stopped for good (ErrStopped): context.Cause tells which. The key and the
-// Worker's Stop wait for the handler all the same.
+// ctx works under the lease of the message's key. It ends when the lease is lost
+// (core.ErrLeaseLost), the claim is lost ([ErrClaimLost]), or the time of [Worker.Stop] is over
+// ([ErrStopped]); context.Cause tells which. Even then the key and Stop wait for the handler to
+// return.
 type Handler func(ctx context.Context, m Message) error
 
 // State is where a message is in its life.
@@ -161,7 +162,7 @@ type State string
 
 // The states of a message. All but the first two are final.
 const (
-	// StateQueued: it waits for its time, its turn, its key, or a worker.
+	// StateQueued: it waits for its time, for the messages before it, for its key, or for a worker.
 	StateQueued State = "queued"
 	// StateRunning: a worker has claimed it.
 	StateRunning State = "running"
@@ -173,22 +174,22 @@ const (
 	StateExpired State = "expired"
 	// StateCancelled: it was cancelled before it was started, or started again.
 	StateCancelled State = "cancelled"
-	// StateSuperseded: a newer job replaced it before it was started: see Job.Coalesce.
+	// StateSuperseded: a newer job replaced it before it was started; see [Job].Coalesce.
 	StateSuperseded State = "superseded"
 )
 
-// Ended reports whether the message's life is over.
+// Ended reports whether the state is final.
 func (s State) Ended() bool { return s != StateQueued && s != StateRunning }
 
-// Status is what the queue remembers of a message.
+// Status is what the queue stores about a message.
 type Status struct {
 	ID, Key, Name, Principal    string
 	State                       State
 	Attempts, Conflicts, Losses int
 	EnqueuedAt, ExpiresAt       time.Time
 	// Cause is why the last attempt failed, or why the message is dead. It may
-	// hold a handler's error or stack: it is for operators, not for clients.
+	// contain a handler's error or stack: it is for operators, not for clients.
 	Cause string
-	// SupersededBy is the id of the job that replaced a superseded one. It may be superseded too.
+	// SupersededBy is the id of the job that replaced a superseded one. That may be superseded too.
 	SupersededBy string
 }

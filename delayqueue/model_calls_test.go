@@ -96,7 +96,7 @@ func (m *model) replace(old, x *modelMessage) {
 // weigh holds the bytes that were counted against what is stored, and what halts keys or is due against the model.
 func (m *model) weigh() error {
 	pipe, hashes := m.q.rdb.Pipeline(), map[int]*redis.MapStringStringCmd{}
-	for _, key := range []int{keyMessages, keyLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
+	for _, key := range []int{keyMessages, keyDeadLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
 		hashes[key] = pipe.HGetAll(context.Background(), m.q.partitions[0].keys[key])
 	}
 	payloads := map[string]*redis.IntCmd{}
@@ -120,7 +120,7 @@ func (m *model) weigh() error {
 		}
 	}
 	hash := func(key int) map[string]string { return hashes[key].Val() }
-	records, letters, uses, tries := hash(keyMessages), hash(keyLetters), hash(keyUses), hash(keyAttempts)
+	records, deadLetters, uses, tries := hash(keyMessages), hash(keyDeadLetters), hash(keyUses), hash(keyAttempts)
 	for id, size := range payloads {
 		if rec := records[id]; (size.Val() > 0) != (rec != "") {
 			return violated("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
@@ -133,8 +133,8 @@ func (m *model) weigh() error {
 		if size := payloads[id]; size != nil {
 			n += int(size.Val())
 		}
-		if letters[id] != "" {
-			total += 280 + n*5/4 + 40 + len(letters[id])*5/4
+		if deadLetters[id] != "" {
+			total += 280 + n*5/4 + 40 + len(deadLetters[id])*5/4
 			continue
 		}
 		if x.key != "" {

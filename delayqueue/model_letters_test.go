@@ -15,7 +15,7 @@ func (m *model) redrive() error {
 		return nil
 	}
 	if x := m.all[m.rng.IntN(len(m.all))]; x.state != StateDead {
-		_, err := m.q.partitions[0].redrive(context.Background(), modelAge, letter{id: x.id}) // changes nothing
+		_, err := m.q.partitions[0].redrive(context.Background(), modelAge, deadLetter{id: x.id}) // changes nothing
 		return err
 	}
 	return nil
@@ -25,7 +25,7 @@ func (m *model) redriveLetter(x *modelMessage) error {
 	if err := m.joined(); err != nil {
 		return err
 	}
-	words, err := m.q.partitions[0].redrive(context.Background(), modelAge, letter{id: x.id})
+	words, err := m.q.partitions[0].redrive(context.Background(), modelAge, deadLetter{id: x.id})
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (m *model) purge() error {
 }
 
 func (m *model) purgeLetter(x *modelMessage) error {
-	purged, err := m.q.partitions[0].purge(context.Background(), letter{id: x.id})
+	purged, err := m.q.partitions[0].purge(context.Background(), deadLetter{id: x.id})
 	if err != nil {
 		return err
 	}

@@ -170,7 +170,7 @@ func (m *model) joined() error {
 	pipe, places := m.q.rdb.Pipeline(), map[*modelMessage]*redis.FloatCmd{}
 	for _, x := range m.all {
 		if x.delayed && x.key != "" && !x.later && !x.state.Ended() {
-			places[x] = pipe.ZScore(context.Background(), m.q.partitions[0].keys[keyLines], x.key+map[bool]string{false: "\n~", true: "\n\x7f"}[x.quiet]+x.id)
+			places[x] = pipe.ZScore(context.Background(), m.q.partitions[0].keys[keyFIFOs], x.key+map[bool]string{false: "\n~", true: "\n\x7f"}[x.quiet]+x.id)
 		}
 	}
 	if len(places) == 0 {
@@ -195,10 +195,10 @@ func (m *model) compare(all bool) error {
 		return err
 	}
 	pipe := m.q.rdb.Pipeline()
-	looks := map[*modelMessage]*look{}
+	looks := map[*modelMessage]*lookup{}
 	for _, x := range m.all {
 		if all || !x.state.Ended() || m.rng.IntN(10) == 0 {
-			looks[x] = m.q.partitions[0].lookAt(context.Background(), pipe, x.id, true)
+			looks[x] = m.q.partitions[0].lookUp(context.Background(), pipe, x.id, true)
 		}
 	}
 	p, now, needed := m.q.partitions[0], time.Now(), time.Duration(0)
@@ -285,7 +285,7 @@ func (m *model) drain() error {
 			break
 		}
 	}
-	for _, set := range []int{keyWaiting, keyRunning, keyLines} {
+	for _, set := range []int{keyWaiting, keyRunning, keyFIFOs} {
 		left, err := m.q.rdb.ZRange(context.Background(), p.keys[set], 0, -1).Result()
 		if err != nil {
 			return err

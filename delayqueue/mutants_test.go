@@ -29,7 +29,7 @@ var mutants = []mutant{
 	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and state:sub(1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
 	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},
-	{"a claim without a receipt", "claim", "turn .. ' ' .. table.concat(ids, ' '))", "turn .. ' ')"},
+	{"a claim without a receipt", "claim", "number .. ' ' .. table.concat(ids, ' '))", "number .. ' ')"},
 	{"ended claims are not redelivered", "claim", "ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS))", "ipairs({})"},
 	{"a loss is not counted", "claim", "losses + 1 .. ' '", "losses .. ' '"},
 	{"a lost claim goes on", "claim", "'-', mark and mark", "'r', mark and mark"},
@@ -45,7 +45,7 @@ var mutants = []mutant{
 	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n    look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
 	{"the next of what is done does not become due", "settle", "    look_at(id .. ' ' .. key, now)\n", ""},
 	{"a message stays when it is done", "settle", "    remove(m, id)\n", ""},
-	{"a message stays in its FIFO when it is done", "settle", "    remove(f, seq ~= '' and key .. '\\n' .. seq .. id or line(key, '1')[1])\n", ""},
+	{"a message stays in its FIFO when it is done", "settle", "    remove(f, seq ~= '' and key .. '\\n' .. seq .. id or fifo(key, '1')[1])\n", ""},
 	{"a wake leaves no mark", "wake", "add(r, id, 'R' .. state:sub(2))", ""},
 	{"a wake wakes nobody", "wake", "state:sub(2))\n    look_at(member, now)", "state:sub(2))"},
 	{"a wake wakes what waits for its time", "wake", "if wake and flag == 'w' then", "if wake and (flag == 'w' or flag == '-') then"},
@@ -76,7 +76,7 @@ var mutants = []mutant{
 	{"bytes of what is done stay", "settle", "    weigh(-size)\n", ""},
 	{"bytes of what is done stay its key's", "settle", "  use('k', key, -size)\n", ""},
 	{"bytes of what is done stay its principal's", "settle", "  use('p', principal, -size)\n", ""},
-	{"a dead letter has no bytes", "settle", "    weigh(letter_size(id, n, #ending) - size)\n", "    weigh(message_size(n, id, '', '', '') - size)\n"},
+	{"a dead letter has no bytes", "settle", "    weigh(dead_letter_size(id, n, #ending) - size)\n", "    weigh(message_size(n, id, '', '', '') - size)\n"},
 	{"a dead letter has its key's bytes", "", "message_size(n, id, '', '', '') + ending", "message_size(n, id, 'k', '', '') + ending"},
 	{"a key has no bytes", "", "    n = n + 128 + 3 * #key\n", ""},
 	{"a cause has no bytes", "", "before and math.floor(1.25 * (#tries - before))", "before and 0"},
@@ -90,8 +90,8 @@ var mutants = []mutant{
 	{"a dead letter has lost its long payload", "settle", "if bodies[id] and letter == 'x' then", "if false then"},
 	{"a large partition forgets until when it is needed", "", "or 0, had[4]\n", "or 0, 0\n"},
 	{"a key that was made lives for ever", "", "made = redis.call('EXISTS', unpack(keys)) < #keys", "made = false"},
-	{"what was large lives for ever", "", "turns = large ~= endless", "turns = large and not endless"},
-	{"what was small is not kept", "", "turns = large ~= endless", "turns = endless and not large"},
+	{"what was large lives for ever", "", "crosses = large ~= endless", "crosses = large and not endless"},
+	{"what was small is not kept", "", "crosses = large ~= endless", "crosses = endless and not large"},
 	{"counts begin anew", "", "(whole(before) or 0) + n", "n"},
 	{"what is needed for longer is not", "", "till = now + math.floor(span", "till = till + 0 * math.floor(span"},
 	{"what ended has no bytes", "", "  ended_bytes = ended_bytes + more\n", ""},
@@ -114,7 +114,7 @@ var mutants = []mutant{
 // What only time shows that passes for what ended.
 var bucketMutants = []mutant{
 	{"what ended is forgotten while there is room", "", "if ended_bytes > max_bytes / 2 and all.needed[i] > 0", "if ended_bytes > max_bytes / 10 and all.needed[i] > 0"},
-	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, not turns) then"},
+	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, not rotates) then"},
 	{"what ended is forgotten before its time", "", "text(needed + math.min(math.floor(retention / 64), 1000))", "text(needed - math.floor(retention / 2))"},
 }
 
@@ -138,7 +138,7 @@ func TestMutantsOfBucketsAreCaught(t *testing.T) {
 // What only a change of the number of partitions shows.
 var repartitionMutants = []mutant{
 	{"a closed partition takes what is new", "enqueue", "known[i] or closed and 'closed'", "known[i]"},
-	{"what is newer does not wait", "close", "2 or #line(ARGV[i], '1')", "2 or 0"},
+	{"what is newer does not wait", "close", "2 or #fifo(ARGV[i], '1')", "2 or 0"},
 	{"what joins late is run", "", "return closed and NOW .. ' ' .. closed or NOW", "return NOW"},
 	{"what is carried over is lost", "enqueue", "    full(key, principal, 0, 0)", "    why = 'lost'"},
 }

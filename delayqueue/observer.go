@@ -5,49 +5,48 @@ import (
 	"time"
 )
 
-// Observer is told what a Queue and its Workers do, on the goroutine that does it and on several at
-// once. Its methods must be safe for concurrent use and quick, and must not call the Queue or the
-// Worker; what they panic with is logged. Embed [NopObserver], so that new methods do not break
-// yours.
+// Observer is told what a Queue and its Workers do. Its methods are called on the goroutine that
+// does it, on several at the same time. They must be safe for concurrent use and quick, and must
+// not call the Queue or the Worker; a panic is logged. Embed [NopObserver], so that methods that
+// are added later do not break your implementation.
 //
 // Keys and ids are in the events for logs and traces; they make poor metric labels.
 type Observer interface {
-	// OnEnqueuing: a call of Queue.Enqueue, or one of the policy to store a call, begins; its OnEnqueued follows. The ctx
-	// that is returned, which must be derived from the argument, takes the argument's place in the call and in OnEnqueued. The
-	// trace that is returned becomes the job's Trace, if it is a W3C traceparent; e.Job.Trace leaves that as it is.
+	// OnEnqueuing is called when a call of [Queue.Enqueue], or of a policy that stores a call, begins; OnEnqueued follows. The
+	// ctx that it returns must be derived from the argument, and replaces it in the call and in OnEnqueued. The
+	// trace that it returns becomes the job's Trace, if it is a W3C traceparent; return e.Job.Trace to change nothing.
 	OnEnqueuing(ctx context.Context, e Enqueuing) (_ context.Context, trace string)
-	// OnEnqueued: a call of Queue.Enqueue has ended, or one of the policy to store a call. It is
-	// called exactly once for each, before that returns, whether the job was stored or not.
+	// OnEnqueued is called exactly once for each such call, before it returns, whether the job was stored or not.
 	OnEnqueued(ctx context.Context, e Enqueued)
-	// OnStarted: a message's handler is about to be called. ctx is the handler's.
+	// OnStarted is called before a message's handler. ctx is the handler's.
 	OnStarted(ctx context.Context, e Started)
-	// OnSettled: a claim on a message came to its end. ctx is that of the claim.
+	// OnSettled is called when a claim on a message has ended. ctx is that of the claim.
 	OnSettled(ctx context.Context, e Settled)
-	// OnSwept: a look at the queue found something to tidy up.
+	// OnSwept is called when a claim found messages of dead workers, or messages that were too old.
 	OnSwept(ctx context.Context, e Swept)
-	// OnWarning: the queue does not work as well as it could, or does so no longer.
+	// OnWarning is called when something keeps the queue from working as it should, and when it is over.
 	OnWarning(ctx context.Context, w Warning)
 }
 
-// Enqueuing tells of a job that is about to be stored.
+// Enqueuing describes a job that is about to be stored, for [Observer].OnEnqueuing.
 type Enqueuing struct {
 	// Queue is the queue's name.
 	Queue string
-	// Job is as the caller gave it; its ID is made if it was empty. It may be invalid.
+	// Job is as the caller gave it, with an ID if that was empty. It may be invalid.
 	Job Job
-	// Parked: the policy stores a call, because its key is held.
+	// Parked: a policy stores a call, because its key is held.
 	Parked bool
 }
 
-// EnqueueKind is how a call to store a job ended. The kinds are few and fixed: they make good
+// EnqueueKind is how a call that stores a job ended. The kinds are few and fixed, so they make good
 // metric labels.
 type EnqueueKind string
 
-// How a call to store a job can end.
+// How a call that stores a job can end.
 const (
 	// EnqueueStored: the job was stored.
 	EnqueueStored EnqueueKind = "stored"
-	// EnqueueDuplicate: a job of its ID was stored before; see Receipt.Stored.
+	// EnqueueDuplicate: a job with its ID was stored before; see [Receipt].Stored.
 	EnqueueDuplicate EnqueueKind = "duplicate"
 	// EnqueueKeyFull: the call failed with ErrKeyFull.
 	EnqueueKeyFull EnqueueKind = "key_full"
@@ -67,18 +66,18 @@ const (
 	EnqueueError EnqueueKind = "error"
 )
 
-// Enqueued says how a call to store a job ended.
+// Enqueued describes how a call that stores a job ended, for [Observer].OnEnqueued.
 type Enqueued struct {
 	// Queue is the queue's name.
 	Queue string
 	Kind  EnqueueKind
-	// ID, Key, Name, Principal and Trace are the job's, as the caller gave them; ID is made if it was
-	// empty, and Trace may be OnEnqueuing's. Of a job that is invalid they may be anything.
+	// ID, Key, Name, Principal and Trace are the job's, as the caller gave them; an empty ID was replaced, and
+	// Trace may be that of OnEnqueuing. If the job is invalid they may be anything.
 	ID, Key, Name, Principal, Trace string
 	// Size is that of its payload, in bytes, before encryption. Delay is the job's.
 	Size  int
 	Delay time.Duration
-	// Parked: the policy stored a call, because its key was held.
+	// Parked: a policy stored a call, because its key was held.
 	Parked bool
 	// ExpiresAt is when the message becomes too old to be started; zero if it was not stored.
 	ExpiresAt time.Time
@@ -88,17 +87,17 @@ type Enqueued struct {
 	Err error
 }
 
-// Started tells of a message whose handler is about to be called.
+// Started describes a message whose handler is about to be called, for [Observer].OnStarted.
 type Started struct {
 	// Queue is the queue's name.
 	Queue   string
 	Message Message
 	// Age is how long ago the message was enqueued, and Lag how long ago it became due, both by the
-	// clock of Redis. A message with a key is due when its turn in the key's FIFO has come. Lag is
+	// clock of Redis. A message with a key is due when it is the first in the key's FIFO. Lag is
 	// zero if it is not known, after a reply of Redis was lost.
 	Age, Lag time.Duration
 	// KeyWait is the time from the message's claim until its key was granted to the Worker; zero
-	// without a key. How often it met a held key before that is Message.Conflicts.
+	// without a key. Message.Conflicts is how often its key was held before.
 	KeyWait time.Duration
 	// QueuedAfter: others of its key were queued after it when it was claimed.
 	QueuedAfter bool
@@ -115,26 +114,26 @@ const (
 	OutcomeRetry Outcome = "retry"
 	// OutcomeConflict: a key was held; no attempt was spent.
 	OutcomeConflict Outcome = "conflict"
-	// OutcomeReturned: the message went back as it had come, because the Worker
-	// was stopped, could not ask for the key, or cannot run it (HandBack).
+	// OutcomeReturned: the message went back unchanged, because the Worker
+	// was stopped, could not ask for the key, or cannot run it ([HandBack]).
 	OutcomeReturned Outcome = "returned"
 	// OutcomeDead: the message is a dead letter.
 	OutcomeDead Outcome = "dead"
 	// OutcomeExpired: the attempt failed, and the message will be too old for
 	// another one.
 	OutcomeExpired Outcome = "expired"
-	// OutcomeLate: the claim was lost, or Redis did not answer until its end, so
-	// the queue did not take the result. The message runs again, or has done so.
+	// OutcomeLate: the claim was lost, or Redis did not reply before its end, so
+	// the result was not stored. The message runs again, or has already done so.
 	OutcomeLate Outcome = "late"
 )
 
-// Settled tells of a claim that came to its end.
+// Settled describes a claim that has ended, for [Observer].OnSettled.
 type Settled struct {
 	// Queue is the queue's name.
 	Queue   string
 	Message Message
 	Outcome Outcome
-	// Err is why the message is not done. Nil if it is. If the queue is Encrypted (WithEncryption), its text is a secret as payloads are:
+	// Err is why the message is not done; nil if it is. If the queue is Encrypted (WithEncryption), its text is a secret as payloads are:
 	// Redis has it sealed.
 	Err       error
 	Encrypted bool
@@ -144,11 +143,11 @@ type Settled struct {
 	Took time.Duration
 }
 
-// Swept tells what a look at the queue tidied up.
+// Swept describes what a claim found beside its messages, for [Observer].OnSwept.
 type Swept struct {
 	// Queue is the queue's name.
 	Queue string
-	// Redelivered counts messages whose worker died: they are due again.
+	// Redelivered counts messages whose worker died: they were made due again.
 	Redelivered int64
 	// Expired counts messages that became too old to be started.
 	Expired int64

@@ -14,23 +14,24 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Info is what the manifest of a queue says.
+// Info is what the manifest of a queue says; see [Queues] and [Queue.Info].
 type Info struct {
 	Name string
-	// Service is whose queue it is, see WithService; empty if nobody said.
+	// Service is the service that the queue belongs to; see [WithService]. Empty: none.
 	Service string
-	// Partitions and OlderPartitions are as in Stats.
+	// Partitions and OlderPartitions are as in [Stats].
 	Partitions, OlderPartitions int
-	// Encrypted: its payloads, results and causes are sealed, see WithEncryption.
+	// Encrypted: its payloads, results and causes are sealed; see [WithEncryption].
 	Encrypted bool
-	// Err is why the manifest cannot be read, ErrOtherLayout; the rest is then not known, but for the name.
+	// Err is why the manifest cannot be read, [ErrOtherLayout], or nil. If it is not nil, only Name is set.
 	Err error
 }
 
-// Queues tells which queues there are under a prefix (WithPrefix; empty: the default), in the order of their names.
-// A queue is known once a process has used it. It takes two round trips, and no SCAN.
+// Queues returns the queues under a prefix ([WithPrefix]; empty: the default), in the order of
+// their names. A queue is known once a process has used it. It takes two round trips, and no SCAN.
 //
-// A queue whose processes have all run under a release that kept no list of names is missing: Open opens it by its name.
+// A queue is missing if all its processes have run under a release that had no list of names:
+// [Open] opens it by its name.
 func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]Info, error) {
 	if absent.Is(rdb) {
 		return nil, invalidOption("Queues: the redis client is nil")
@@ -72,15 +73,19 @@ func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]In
 	return all, nil
 }
 
-// Open returns a queue for its operator, who knows its name and prefix and no more: the number of partitions, and
-// whether it is encrypted, are those of its manifest. If there is none the error is ErrNoQueue. rdb stays the caller's to close.
+// Open returns a queue for its operator, who knows only its name and prefix: the number of
+// partitions, and whether it is encrypted, are those of its manifest. If there is no manifest the
+// error is [ErrNoQueue]. rdb stays the caller's to close.
 //
-// It can be looked at (Stats, List, Line, Count, Status, Peek, Result, Payload, Wait) and looked after (Pause, Resume, Cancel, Redrive, Purge and those
-// of many). It never writes the manifest: Enqueue and Repartition are ErrOperator, NewWorker refuses it, and while
-// partitions are being changed Pause and Resume are core.ErrUnavailable. What is sealed stays so without WithEncryption: ErrSealed.
+// The Queue can be inspected (Stats, List, Line, Count, Status, Peek, Result, Payload, Wait) and
+// operated (Pause, Resume, Cancel, Redrive, Purge, and CancelAll, RedriveAll and PurgeAll). It
+// never writes the manifest. Enqueue and Repartition return [ErrOperator], and NewWorker refuses
+// it; while partitions are being changed, Pause and Resume return core.ErrUnavailable. Without
+// [WithEncryption] sealed data stays sealed: [ErrSealed].
 //
-// It does not know the options of the queue's own processes. So nothing bounds what is redriven, Stats counts dead letters until they
-// are removed, which a worker does when they are too old, and what is cancelled is remembered for the WithRetention that is given here.
+// The options of the queue's own processes are not known to it. So nothing bounds what is redriven.
+// Stats counts dead letters until a worker removes them, even if they are too old. And the status
+// of a message that is cancelled is stored for the [WithRetention] that is given here.
 func Open(ctx context.Context, rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
 	q, err := New(rdb, name, append([]Option{forOperator}, opts...)...)
 	if err != nil {
@@ -92,7 +97,7 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, opts ...O
 	return q, nil
 }
 
-// Info tells what the queue's manifest says. It takes a round trip.
+// Info returns what the queue's manifest says. It takes a round trip.
 func (q *Queue) Info(ctx context.Context) (Info, error) {
 	m, err := q.reread(ctx, "info")
 	if err != nil {
@@ -106,8 +111,8 @@ func (q *Queue) info(m *manifest) Info {
 	return Info{Name: q.name, Service: m.service, Partitions: size, OlderPartitions: len(m.partitions) - size, Encrypted: m.encrypted}
 }
 
-// forOperator makes a queue an operator's: what the others bound is not bound, so that nothing is refused, or
-// forgotten early, that their bounds allow.
+// forOperator makes a Queue an operator's. It has no bounds, so that nothing is refused, or
+// forgotten early, that the bounds of the queue's processes allow.
 func forOperator(q *Queue) error {
 	q.operator = true
 	q.maxDepth, q.maxDepthPerKey = math.MaxInt32, math.MaxInt32
@@ -115,7 +120,8 @@ func forOperator(q *Queue) error {
 	return nil
 }
 
-// settled is why an operator cannot use the queue. A change of partitions that is under way is not its to finish.
+// settled returns why an operator cannot use the queue, or nil. It does not finish a change of
+// partitions.
 func (q *Queue) settled(op string, m *manifest) error {
 	if len(m.generations) == 0 {
 		return fmt.Errorf("delayqueue: %s in %q: %w under the prefix %q", op, q.name, ErrNoQueue, q.prefix)
@@ -130,11 +136,13 @@ func (q *Queue) operatorOnly(op string) error {
 	return fmt.Errorf("delayqueue: %s in %q: %w: use New", op, q.name, ErrOperator)
 }
 
-// namesKey has the names of a prefix's queues. No queue has a key of that name: theirs have braces.
+// namesKey is the key with the names of a prefix's queues. No queue has a key of that name: theirs
+// have braces.
 func namesKey(prefix string) string { return prefix + ":queue:names" }
 
-// enlist adds the queue to the names of its prefix, once, and before its manifest is written. If that fails, but for want
-// of rights, it is tried again when the manifest is read next. Nobody waits for it but the first to use the queue.
+// enlist adds the queue to the names of its prefix, once, before its manifest is written. If that
+// fails, except for lack of rights, it is tried again when the manifest is next read. Only the
+// first process of the queue waits for it.
 func (q *Queue) enlist(ctx context.Context, m *manifest) {
 	if m.revision == "" {
 		q.enlistNow(ctx)

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Filter chooses messages: those that match all its fields that are set. The zero
-// Filter chooses all.
+// Filter selects messages: those that match all its fields that are set. The zero Filter selects
+// all.
 type Filter struct {
 	// Key, Name and Principal are those of the message.
 	Key, Name, Principal string
 	// Cause is a part of the message's cause; case matters.
 	Cause string
-	// DiedFrom is the first time of death, and DiedBefore the one after the last. They
+	// DiedFrom and DiedBefore bound the time of death: from DiedFrom on, and before DiedBefore. They
 	// are for dead letters only.
 	DiedFrom, DiedBefore time.Time
 }
@@ -35,21 +35,20 @@ func (f Filter) matches(e Entry) bool {
 }
 
 const (
-	scanPage  = 500 // entries that a scan reads at once
-	scanBatch = 100 // messages that a script changes at most
+	scanPage  = 500 // how many entries a scan reads at once
+	scanBatch = 100 // the most messages that a script changes
 )
 
-// scan hands the messages to act that are in a state when it is called, and match, in
-// order and in batches. It reads what is not in the state by its record as an Entry
-// without a State.
+// scan calls act, in batches and in order, with the messages that are in a state when it is called,
+// and match. A message that is not in the state is an Entry without a State.
 func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *partition, batch []Entry) error,
 ) error {
 	return q.scanPages(ctx, op, state, f, match, act, func(int, time.Duration) error { return nil })
 }
 
-// scanPages is scan, and tells looked after each page how many entries it had, and how long it
-// took to read them.
+// scanPages is scan; it also calls looked after each page, with the number of its entries and how
+// long it took to read them.
 func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *partition, batch []Entry) error, looked func(n int, took time.Duration) error,
 ) error {
@@ -80,7 +79,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		after = &position{set: keyDead, score: fmt.Sprintf("%.1f", float64(f.DiedFrom.UnixMilli())-0.5)}
 	}
 	if state == StateQueued && f.Key != "" {
-		after = &position{set: keyLines, score: "0", member: f.Key + "\n"}
+		after = &position{set: keyFIFOs, score: "0", member: f.Key + "\n"}
 	}
 	for {
 		sent := time.Now()
@@ -99,7 +98,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 				read = 0
 			}
 		}
-		entries, err := q.look(ctx, op, state, places)
+		entries, err := q.lookUpAll(ctx, op, state, places)
 		if err != nil {
 			return err
 		}
@@ -126,10 +125,10 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 
 // letters are dead letters as they were seen, so that none is meant that was redriven
 // since, and has died again.
-func letters(batch []Entry) []letter {
-	seen := make([]letter, len(batch))
+func deadLetters(batch []Entry) []deadLetter {
+	seen := make([]deadLetter, len(batch))
 	for i, e := range batch {
-		seen[i] = letter{id: e.ID, died: "-"} // never: it was no dead letter
+		seen[i] = deadLetter{id: e.ID, died: "-"} // matches no time of death: it was not a dead letter
 		if e.State == StateDead && e.EndedAt.IsZero() {
 			seen[i].died = ""
 		} else if e.State == StateDead {

@@ -23,11 +23,11 @@ const (
 	maxDuration  = 366 * 24 * time.Hour
 )
 
-// Option configures a Queue.
+// Option configures a [Queue].
 type Option func(*Queue) error
 
-// WithPrefix sets what the names of all keys and channels in Redis begin with.
-// Default "perkey"; 1 to 64 bytes, no braces, white space or control bytes.
+// WithPrefix sets the prefix of the names of all keys and channels in Redis. Default "perkey"; 1 to
+// 64 bytes, no braces, white space or control bytes.
 func WithPrefix(prefix string) Option {
 	return func(q *Queue) error {
 		if !ident.ValidPrefix(prefix) {
@@ -38,10 +38,12 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithService says which service uses the queue: the first that does gives it its name, and one of another
-// name is refused from then on (ErrOtherService), so that two services which share a Redis, a prefix and a queue name do not
-// run each other's messages. All processes of a service have the same name. Default "": not refused, and not
-// protected. An operator's tool uses [Open]. 1 to 64 letters, digits, dots, underscores and hyphens.
+// WithService names the service that uses the queue. The queue belongs to the first service that
+// names itself; processes of another service are refused from then on ([ErrOtherService]). So two
+// services that share a Redis, a prefix and a queue name do not run each other's messages. All
+// processes of a service must have the same name. Default "": the process is never refused, and
+// does not protect the queue. An operator's tool uses [Open]. 1 to 64 letters, digits, dots,
+// underscores and hyphens.
 func WithService(name string) Option {
 	return func(q *Queue) error {
 		if !validName(name) {
@@ -52,8 +54,8 @@ func WithService(name string) Option {
 	}
 }
 
-// WithMaxAge sets how long after its arrival a message may be started: an older
-// one never is, retries included. Default 15 min; 1 ms to 366 days.
+// WithMaxAge sets how long after its arrival a message may be started; an older message is never
+// started, nor retried. Default 15 min; 1 ms to 366 days.
 func WithMaxAge(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.maxAge = d
@@ -61,8 +63,8 @@ func WithMaxAge(d time.Duration) Option {
 	}
 }
 
-// WithMaxPayload sets the size of the largest payload, in bytes. Default 1 MiB
-// and 64 KiB: a request's body and what goes with it; 1 byte to 512 MiB.
+// WithMaxPayload sets the size of the largest payload, in bytes. Default 1 MiB and 64 KiB: a
+// request's body with its headers; 1 byte to 512 MiB.
 func WithMaxPayload(n int) Option {
 	return func(q *Queue) error {
 		q.maxPayload = n
@@ -70,8 +72,8 @@ func WithMaxPayload(n int) Option {
 	}
 }
 
-// WithMaxResult sets the size of the largest result, in bytes. Default 64 KiB and
-// 4 KiB: a response's body and what goes with it; 1 byte to 64 MiB.
+// WithMaxResult sets the size of the largest result, in bytes. Default 64 KiB and 4 KiB: a
+// response's body with its headers; 1 byte to 64 MiB.
 func WithMaxResult(n int) Option {
 	return func(q *Queue) error {
 		q.maxResult = n
@@ -79,12 +81,12 @@ func WithMaxResult(n int) Option {
 	}
 }
 
-// WithPartitions splits the queue, by the key of a message, or without one by its id.
-// The parts of a queue are in different slots of a Cluster, so that it grows over
-// several nodes. Each is asked for work by itself: an idle worker costs a script
-// each 10 s for each, or each third of a claim lease if that is shorter. The number is only what a new
-// queue is made with: if it has another one already that is used, and a warning logged (log/slog).
-// [Queue.Repartition] changes it. Default 1; at most 1024.
+// WithPartitions splits the queue by the key of a message, or by its id if it has no key. The
+// partitions are in different slots of a Cluster, so that the queue grows over several nodes. Each
+// is polled separately: an idle worker sends one script every 10 s to each, or every third of a
+// claim lease if that is shorter. Only a new queue is made with this number. If the queue already
+// has another number, that is used, and a warning is logged (log/slog); [Queue.Repartition] changes
+// it. Default 1; at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
 		q.split, q.splitGiven = n, true
@@ -92,11 +94,11 @@ func WithPartitions(n int) Option {
 	}
 }
 
-// WithReservationWindow sets for how long a key stays reserved for its parked messages after
-// the last of them was parked or tried: until then no fresh call gets the key before
-// them, whether it came by a Guard or by a Locker. A longer time holds fresh calls up
-// for longer if all workers are gone. Default 1 min; 100 ms to 24 h, or 0: it reserves
-// nothing, and fresh calls may overtake. All who use a queue should agree on it.
+// WithReservationWindow sets for how long a key stays reserved for its parked messages after the
+// last of them was parked or tried. Until then no fresh call gets the key before them, whether
+// through a Guard or a Locker. With a longer window fresh calls wait longer if all workers are
+// gone. Default 1 min; 100 ms to 24 h. With 0 nothing is reserved, and fresh calls may overtake.
+// All processes of a queue should have the same window.
 func WithReservationWindow(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.reservationWindow = d
@@ -107,8 +109,8 @@ func WithReservationWindow(d time.Duration) Option {
 	}
 }
 
-// WithMaxDepth sets how many messages may be queued or running, in each partition.
-// Default 100,000; at least 1.
+// WithMaxDepth sets how many messages may be queued or running in each partition. Default 100,000;
+// at least 1.
 func WithMaxDepth(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepth = n
@@ -116,8 +118,8 @@ func WithMaxDepth(n int) Option {
 	}
 }
 
-// WithMaxDepthPerKey sets how many messages of one key may be queued or running.
-// Default 1000; at least 1.
+// WithMaxDepthPerKey sets how many messages of one key may be queued or running. Default 1000; at
+// least 1.
 func WithMaxDepthPerKey(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepthPerKey = n
@@ -125,10 +127,13 @@ func WithMaxDepthPerKey(n int) Option {
 	}
 }
 
-// WithMaxAttempts sets how often a message is tried before it becomes a dead
-// letter. Meeting a held key is no attempt. A message whose worker process died in all attempts before has its last one alone in its Worker,
-// which runs and claims nothing else meanwhile: so one that kills its process makes no dead letters of others. With 1 the first
-// attempt is the last, and is not alone. The worker's queue decides, not the one that took the job. Default 5; at least 1.
+// WithMaxAttempts sets how often a message is tried before it becomes a dead letter. To find its
+// key held is not an attempt. The option of the worker's Queue counts, not that of the Queue that
+// stored the job. Default 5; at least 1.
+//
+// A message whose worker process died has its last attempt alone in its Worker, which runs and
+// claims nothing else meanwhile: so a message that kills its process makes no dead letters of
+// others. With 1 the first attempt is the last, and is not alone.
 func WithMaxAttempts(n int) Option {
 	return func(q *Queue) error {
 		q.maxAttempts = n
@@ -136,10 +141,10 @@ func WithMaxAttempts(n int) Option {
 	}
 }
 
-// WithRetention sets how long the status of a done, expired or cancelled message is
-// remembered, and its id is refused a second time; it may be for as long again, or until what
-// has ended takes half of WithMaxBytes.
-// Default 1 h; at least 1 s. It should outlast the client's retries, some 15 s.
+// WithRetention sets how long the status of a done, expired, cancelled or superseded message is
+// stored, and its id is refused a second time. They may be stored for up to twice as long, or less
+// if the messages that have ended take half of [WithMaxBytes]. It should be longer than the
+// client's retries, some 15 s. Default 1 h; at least 1 s.
 func WithRetention(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.retention = d
@@ -147,9 +152,9 @@ func WithRetention(d time.Duration) Option {
 	}
 }
 
-// WithDeadRetention sets how long a dead letter is kept, with its payload. When it is raised, dead letters of before keep
-// a long payload for as long as was set when they died.
-// Default 7 days; at least 1 s.
+// WithDeadRetention sets how long a dead letter is stored, with its payload. If it is raised, older
+// dead letters keep a long payload only for the time that was set when they died. Default 7 days;
+// at least 1 s.
 func WithDeadRetention(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.deadRetention = d
@@ -157,8 +162,9 @@ func WithDeadRetention(d time.Duration) Option {
 	}
 }
 
-// WithQueueObserver sets who is told what the Queue does, and what its Workers do that have no
-// observer of their own (WithObserver). Default: nobody, but warnings are logged with slog.Default.
+// WithQueueObserver sets the [Observer] of the Queue, and of its Workers that have none of their
+// own ([WithObserver]). Default: [DefaultObserver], which logs warnings. Nil is a
+// core.ErrInvalidOption.
 func WithQueueObserver(o Observer) Option {
 	return func(q *Queue) error {
 		if absent.Is(o) {

@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/internal/backoff"
 )
 
-// lockPause is how long a message waits whose key could not be asked for.
+// lockPause is how long a message waits if the locks could not be reached.
 const lockPause = time.Second
 
 var errTooOld = errors.New("delayqueue: the message became too old before it could be started")
@@ -83,14 +83,14 @@ func (v outcome) cause() string {
 	return strings.ToValidUTF8(s[:min(len(s), maxCause)], "\uFFFD")
 }
 
-// classifyLock decides about a message whose key was not granted. No handler ran,
-// so no attempt is spent, unless there can be none.
+// classifyLock decides about a message whose key was not granted. No handler ran, so no attempt is
+// spent, unless the key is invalid.
 func (w *Worker) classifyLock(c *claim, err error) outcome {
 	var conflict *core.ConflictError
 	switch {
 	case errors.As(err, &conflict):
 		// The release of the key is announced, and the wake that follows makes
-		// the message due: see passOn. The delay is for announcements that are
+		// the message due: see wakeReleased. The delay is for announcements that are
 		// lost, and for a holder that dies: its lease ends without one.
 		delay := w.conflictDelay(c)
 		if conflict.Remaining > 0 {
@@ -106,12 +106,12 @@ func (w *Worker) classifyLock(c *claim, err error) outcome {
 	}
 }
 
-// classify decides about a message whose handler returned err. lost is set if the
-// key's lease ended before the handler did.
+// classify decides about a message whose handler returned err. lost is not nil if the key's lease
+// ended before the handler did.
 func (w *Worker) classify(c *claim, err, lost error) outcome {
 	if err == nil && lost == nil {
-		// Also when the claim seems lost: if nobody has taken the message since,
-		// the queue takes the result.
+		// Also if the claim seems lost: unless another worker has claimed the message since,
+		// the result is stored.
 		return outcome{kind: OutcomeDone}
 	}
 	var (
@@ -158,18 +158,18 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 	return v
 }
 
-// handedBack is the end of a claim on a message that another Worker may be able to run. Thousands of them come back at a
-// rate that leaves room for others.
+// handedBack is the outcome of a message that another Worker may be able to run. Thousands of them
+// return at a rate that leaves room for others.
 func (w *Worker) handedBack(m Message, err error) outcome {
 	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.foreign.known()+1)*handBackEach)
 	return outcome{kind: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(min(delay, handBackMost))}
 }
 
-// laterMost bounds the delay of what is unavailable, unless that itself says when to come back.
+// laterMost bounds the delay of RetryLater, unless the other side says when to come back.
 const laterMost = 30 * time.Second
 
-// laterDelay is how long a message waits after the n-th time that something was unavailable.
-// Left is for how long it may still be started: inTime is false if that is too short.
+// laterDelay is how long a message waits after the n-th RetryLater. left is for how long it may
+// still be started: inTime is false if that is too short.
 func laterDelay(n int, b bounds, after, left time.Duration) (delay time.Duration, inTime bool) {
 	initial := min(b.initial, laterMost)
 	delay = backoff.Exponential(n, initial, min(b.most, laterMost))

@@ -9,13 +9,13 @@ import (
 	"github.com/perkey-go/perkey/internal/groupcommit"
 )
 
-// partition is a part of a Queue: all its keys share one hash tag, so they are in
-// one slot of a Cluster. Messages of one key are in one partition.
+// partition is a part of a Queue: all its keys share one hash tag, so they are in one slot of a
+// Cluster. Messages of one key are in one partition.
 type partition struct {
 	queue *Queue
 	base  string // what the names of its keys begin with
-	// keys are all that it has, but for long payloads; its scripts declare them. Some do not exist, so a Redis
-	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
+	// keys are all its keys except those of long payloads; its scripts declare them. Some do not exist, so a Redis
+	// Cluster refuses its scripts while the slot moves to another node (TRYAGAIN).
 	keys     []string
 	declared []any       // the same, as arguments
 	known    atomic.Bool // that nothing of another layout is there
@@ -62,10 +62,10 @@ const (
 	keyWaiting
 	keyRunning
 	keyAttempts
-	keyLines
+	keyFIFOs
 	keyCounts
 	keyDead
-	keyLetters
+	keyDeadLetters
 	keyEmptied
 	keyReceipts
 	keyEnded // and the next buckets-1
@@ -82,8 +82,8 @@ const (
 	batchBytes  = 1 << 20
 )
 
-// settleMost is how many claims are settled together: half of those that a Worker may have which claims ahead, so
-// that it runs one half while Redis settles the other. More than a script call takes are not waited for.
+// settleMost is how many claims are settled together: half of those of a Worker that claims ahead,
+// so that it runs one half while Redis settles the other. It is no more than one script call takes.
 func (p *partition) settleMost() int {
 	return min(batchItems, max(8, (1+aheadMost)*int(p.workers.Load())/2))
 }
@@ -102,7 +102,7 @@ func fits[T any](size func(T) int) func(queue []T) int {
 	}
 }
 
-// distinct is how many of the first items of a queue have an id each of their own.
+// distinct is how many of the first items of a queue have different ids.
 func distinct(queue []*enqueueing) int {
 	for i, e := range queue {
 		if !e.job.fresh && slices.ContainsFunc(queue[:i], func(before *enqueueing) bool { return before.job.ID == e.job.ID }) {
@@ -112,8 +112,8 @@ func distinct(queue []*enqueueing) int {
 	return len(queue)
 }
 
-// makePartitions makes the partitions of a generation. Their names have both numbers: what was stored in
-// another one is not mixed up with it.
+// makePartitions makes the partitions of a generation. Their names have both numbers, so that
+// messages of different generations are not mixed up.
 func (q *Queue) makePartitions(generation, size int) (parts []*partition) {
 	if generation == 1 && size == 1 {
 		return []*partition{q.newPartition(1, q.name)}
@@ -128,7 +128,7 @@ func (q *Queue) makePartitions(generation, size int) (parts []*partition) {
 	return parts
 }
 
-// partitionOf is where the messages of a key are in a generation, or without one that of an id.
+// partitionOf is the partition of a key in a generation, or without a key that of an id.
 func partitionOf(parts []*partition, key, id string) *partition {
 	if len(parts) == 1 {
 		return parts[0]

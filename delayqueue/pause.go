@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Pause keeps all workers from starting messages of the queue for d, or until Resume.
-// Once it returned nil none is claimed any more, by whichever process; those that are claimed
-// go on to their end, also those that a worker has claimed ahead, and whatever is enqueued waits. To pause again sets the time
-// anew, whether that is later or earlier.
+// Pause keeps all workers from starting messages of the queue for d, or until [Queue.Resume]. Once
+// it has returned nil, no process claims a message. Messages that are claimed already run to their
+// end, also those that a worker has claimed ahead; messages that are enqueued wait. To pause again
+// sets the time anew, whether that is later or earlier.
 //
-// A pause always ends, after d, or some seconds later if a worker did not hear of it: queued messages grow old meanwhile, and
-// a queue whose pause was forgotten would let them all expire. d is 1 s to 366 days;
-// anything else is ErrInvalidArgument. After another error some partitions may be
-// paused and others not: pause again, or resume. Stats tells. It takes four round trips.
+// A pause always ends: after d, or some seconds later if a worker was not told. Queued messages
+// grow old meanwhile, and would all expire in a queue whose pause was forgotten. d is 1 s to 366
+// days; anything else is [ErrInvalidArgument]. After another error some partitions may be paused
+// and others not: pause again, or resume. [Queue.Stats] tells. It takes four round trips.
 func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 	if d < time.Second || d > maxDuration {
 		return invalidArgument("pause", "%s: want %s to %s", d, time.Second, maxDuration)
@@ -26,8 +26,8 @@ func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Resume ends a Pause, and wakes the workers. A queue that is not paused stays as it is.
-// After an error some partitions may be paused still: resume again. It takes four round
+// Resume ends a [Queue.Pause], and wakes the workers. It does nothing to a queue that is not
+// paused. After an error some partitions may still be paused: resume again. It takes four round
 // trips.
 func (q *Queue) Resume(ctx context.Context) error {
 	if err := q.pause(ctx, "resume", 0); err != nil {
@@ -37,7 +37,7 @@ func (q *Queue) Resume(ctx context.Context) error {
 	return nil
 }
 
-// wakeAll has workers look at all partitions. Who does not hear it looks within 10 s
+// wakeAll wakes the workers for all partitions. A worker that misses the message claims within 10 s
 // anyway.
 func (q *Queue) wakeAll(ctx context.Context) { _ = q.rdb.Publish(ctx, q.wakeChannel(), "").Err() }
 

@@ -11,9 +11,9 @@ import (
 )
 
 // A payload that is too long for a record has a key of its own, which moves to another node, and expires, by itself. The
-// scripts that store a message, extend or end its claim, or redrive it, declare that key. The others answer the ids of the
-// messages that they ended, and the caller frees the payloads. One that nobody frees, since the caller died or the answer
-// was lost, expires.
+// scripts that store a message, extend or end its claim, or redrive it, declare that key. The others return the ids of the
+// messages that they ended, and the caller frees the payloads. If the caller dies, or the reply is lost, the payload
+// expires.
 
 const (
 	// The longest payload in a record, in bytes; and the longest once the messages of the partition take more than fullRecords:
@@ -36,8 +36,8 @@ const freeBatch = 32
 
 func (p *partition) payloadKey(id string) string { return p.base + ":b:" + id }
 
-// change calls a script that may end messages, and declares the long payloads of these ids beside the keys of the partition.
-// Those that the script needs no more it frees.
+// change calls a script that may end messages, and declares the long payloads of these ids beside
+// the keys of the partition. It frees the payloads that are no longer needed.
 func (p *partition) change(ctx context.Context, script *luascript.Script, ids []string, args ...any) ([]any, error) {
 	reply, err := p.callWith(ctx, p.queue.rdb, script, ids, args...).Slice()
 	if err != nil {
@@ -83,7 +83,8 @@ func (p *partition) free(ctx context.Context, ids []any) {
 	_ = freeScript.Run(ctx, p.queue.rdb, keys, ids...) // else they expire
 }
 
-// fetch gets the long payloads of messages that were claimed. A replica might not have them yet: a script asks no replica.
+// fetch gets the long payloads of claimed messages. It uses a script, since a replica might not
+// have them yet.
 func (p *partition) fetch(ctx context.Context, lease time.Duration, messages []*Message) error {
 	var long []*Message
 	var keys []string

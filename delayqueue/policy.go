@@ -11,10 +11,9 @@ import (
 	"github.com/perkey-go/perkey/internal/reservation"
 )
 
-// Policy is the conflict policy that puts a call whose key is held in q: the
-// call is refused with a *core.DeferredError, and a Worker runs it later. A call
-// without Encode cannot be stored and is rejected. If the queue does not take
-// the call, it is refused with the queue's error.
+// Policy is the conflict policy that stores a call whose key is held in q: the call is refused with
+// a *core.DeferredError, and a [Worker] runs it later. A call without Encode cannot be stored and
+// is rejected. If the queue does not take the call, it is refused with the queue's error.
 func Policy(q *Queue) core.ConflictPolicy { return policy{queue: q} }
 
 type policy struct {
@@ -26,8 +25,8 @@ type policy struct {
 // reservations reserve the keys of parked messages.
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-// Validate reports a nil queue, and a quiet period that cannot work. It wraps core.ErrInvalidOption. core.Locker.Guard
-// calls it.
+// Validate returns an error for a nil queue, and for a quiet period that cannot work. It wraps
+// core.ErrInvalidOption. core.Locker.Guard calls it.
 func (p policy) Validate() error {
 	if p.queue == nil {
 		return invalidOption("Policy: the queue is nil")
@@ -40,8 +39,7 @@ func (p policy) Validate() error {
 	return nil
 }
 
-// Honors implements core.PreferencePolicy: what it does is what a caller asks for who
-// would have its work deferred.
+// Honors implements core.PreferencePolicy: it always defers, as a caller asks for with Async.
 func (p policy) Honors(prefers core.Preference) core.Preference {
 	return core.Preference{Async: prefers.Async}
 }

@@ -2,16 +2,17 @@ package delayqueue
 
 import "context"
 
-// Purge forgets a dead letter, with its payload: its id may be enqueued again. A
-// message that is no dead letter is ErrNotDead: what is queued is cancelled first. One
-// that is not known, or was purged before, is ErrNotFound. It takes two round trips, three with a long payload.
+// Purge removes a dead letter, with its payload: its id may then be enqueued again. For a message
+// that is not a dead letter the error is [ErrNotDead]: cancel a queued message first. For one that
+// is not known, or was purged before, it is [ErrNotFound]. It takes two round trips, three with a
+// long payload.
 func (q *Queue) Purge(ctx context.Context, id string) error {
 	s, p, err := q.find(ctx, "purge", id)
 	if err != nil {
 		return err
 	}
 	if s.State == StateDead {
-		purged, err := p.purge(ctx, letter{id: id})
+		purged, err := p.purge(ctx, deadLetter{id: id})
 		if err != nil || purged[0] {
 			return err
 		}
@@ -22,18 +23,18 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 	return q.notDead("purge", id, s.State)
 }
 
-// PurgeAll forgets the dead letters that the filter chooses and that are dead when it is
-// called. The zero Filter chooses all. It returns how many it purged, also with an
-// error. When ctx ends it, or Redis trouble, what is under way then may be purged
-// without being counted. To call it again is harmless.
+// PurgeAll removes the dead letters that the filter selects and that are dead when it is called.
+// The zero Filter selects all. It returns how many it purged, also with an error. If ctx ends it,
+// or an error of Redis, some letters may be purged without being counted. To call it again is
+// harmless.
 //
-// It takes three round trips for 100 letters, one more for each 32 long payloads, and reads all dead letters of these times
-// and partitions.
+// It takes three round trips for 100 letters, one more for each 32 long payloads, and reads all
+// dead letters of these times and partitions.
 func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
-	// What is no dead letter, but has the place of one, is given for purge.lua to tidy up.
+	// An entry that has the place of a dead letter and is not one is passed too: purge.lua removes it.
 	match := func(e Entry) bool { return e.State != StateDead || f.matches(e) }
 	err = q.scan(ctx, "purge", StateDead, f, match, func(p *partition, batch []Entry) error {
-		purged, err := p.purge(ctx, letters(batch)...)
+		purged, err := p.purge(ctx, deadLetters(batch)...)
 		for i, is := range purged {
 			if is && batch[i].State == StateDead {
 				n++
@@ -44,15 +45,14 @@ func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
 	return n, err
 }
 
-// CancelAll cancels the messages that the filter chooses and that are queued when it is
-// called, as Cancel does. The zero Filter chooses all; one with times of death is
-// ErrInvalidArgument. Running messages are never touched, nor is what is enqueued
-// meanwhile. It returns how many it cancelled, also with an error. When ctx ends it, or
-// Redis trouble, what is under way then may be cancelled without being counted. To call
-// it again is harmless.
+// CancelAll cancels the messages that the filter selects and that are queued when it is called, as
+// [Queue.Cancel] does. The zero Filter selects all; one with times of death is
+// [ErrInvalidArgument]. It does not affect running messages, nor messages that are enqueued
+// meanwhile. It returns how many it cancelled, also with an error. If ctx ends it, or an error of
+// Redis, some messages may be cancelled without being counted. To call it again is harmless.
 //
-// It takes three round trips for 100 messages, one more for each 32 long payloads, and goes through all queued messages of
-// these partitions; with a Key it reads only those of the key.
+// It takes three round trips for 100 messages, one more for each 32 long payloads, and reads all
+// queued messages of these partitions; with a Key it reads only those of the key.
 func (q *Queue) CancelAll(ctx context.Context, f Filter) (n int, err error) {
 	if !f.DiedFrom.IsZero() || !f.DiedBefore.IsZero() {
 		return 0, invalidArgument("cancel", "the filter has a time of death, which queued messages do not have")
@@ -65,7 +65,7 @@ func (q *Queue) CancelAll(ctx context.Context, f Filter) (n int, err error) {
 		}
 		cancelled, err := p.cancel(ctx, ids...)
 		for i, is := range cancelled {
-			if !is { // by this call all the same, when its reply was lost
+			if !is { // perhaps by an earlier try of this call, whose reply was lost
 				s, _, err := q.find(ctx, "cancel", ids[i])
 				is = err == nil && s.State == StateCancelled
 			}

@@ -14,11 +14,10 @@ import (
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
-// Queue stores jobs in Redis until a Worker runs them. It is safe for
-// concurrent use, has goroutines only while calls are under way, and needs no
-// closing.
+// Queue stores jobs in Redis until a [Worker] runs them. It is safe for concurrent use, has
+// goroutines only while calls are in progress, and needs no closing.
 //
-// The zero Queue is not useful: use New.
+// The zero Queue is not useful: use [New].
 type Queue struct {
 	rdb        redis.UniversalClient
 	name       string
@@ -53,14 +52,15 @@ type Queue struct {
 	workers *workerWatch
 }
 
-// New makes a Queue on rdb, which stays the caller's to close. Queues of one
-// name and prefix are one queue, whatever process they are in. The name is 1 to 64 letters, digits,
-// dots, underscores and hyphens. New does not talk to Redis. Its error wraps core.ErrInvalidOption.
+// New makes a Queue on rdb, which stays the caller's to close. All Queues with one name and prefix
+// are one queue, whatever process they are in. The name is 1 to 64 letters, digits, dots,
+// underscores and hyphens. New does not talk to Redis. Its error wraps [core.ErrInvalidOption].
 //
 // What the processes of a queue must agree on is in its manifest in Redis, which the first of them
-// writes: layout, service, number of partitions and whether it is encrypted. Each reads it at its first use of the queue,
-// and every minute. One that must not use the queue gets [ErrOtherLayout], [ErrOtherService] or [ErrOtherEncryption]
-// until that is set right; its Workers claim nothing, and log why.
+// writes: the layout, the service, the number of partitions, and whether it is encrypted. Each
+// process reads it at its first use of the queue, and every minute. A process that must not use the
+// queue gets [ErrOtherLayout], [ErrOtherService] or [ErrOtherEncryption] until that is corrected;
+// its Workers claim nothing, and log why.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
 	if absent.Is(rdb) {
 		return nil, invalidOption("New: the redis client is nil")
@@ -104,33 +104,33 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 	return q, nil
 }
 
-// validName is for queues and services.
+// validName checks the name of a queue or a service.
 func validName(name string) bool {
 	return name != "" && len(name) <= maxNameLen && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_' && r != '-'
 	})
 }
 
-// Name is the queue's name, as its tickets carry it.
+// Name returns the queue's name, as its tickets have it.
 func (q *Queue) Name() string { return q.name }
 
-// Receipt is what Enqueue returns.
+// Receipt is the result of [Queue.Enqueue].
 type Receipt struct {
-	// Ticket is that of the message.
+	// Ticket is the message's.
 	core.Ticket
-	// Stored: the job was stored by this call. At most one call for an ID has it, for as long
-	// as the ID is remembered. False: a job of this ID was stored before, and the ticket is
-	// that one's; or this call has stored it, but its first reply was lost, and it was sent again.
+	// Stored: this call stored the job. It is true for at most one call with an ID, for as long
+	// as the ID is remembered. False: a job with this ID was stored before, and the ticket is
+	// that job's; or this call stored it, but the first reply was lost, and it was sent again.
 	Stored bool
 }
 
-// Enqueue stores a job, and blocks for one round trip. Once it returned nil the
-// message is run at least once, becomes a dead letter, expires, or is cancelled. A job whose ID is
-// remembered is not stored again, which is no error: Receipt.Stored tells.
+// Enqueue stores a job, and blocks for one round trip. Once it has returned nil the message is run
+// at least once, becomes a dead letter, expires, is cancelled or is superseded. A job whose ID is
+// remembered is not stored again, and that is not an error: see [Receipt].Stored.
 //
-// A full queue is ErrKeyFull, ErrPrincipalFull or ErrQueueFull. After any error that wraps
-// core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
-// enqueue it again under the same ID to make sure that it is, once.
+// If the queue is full the error is [ErrKeyFull], [ErrPrincipalFull] or [ErrQueueFull]. After an
+// error that wraps [core.ErrUnavailable], or ctx's own, it is not known whether the job was stored:
+// enqueue it again with the same ID to make sure that it is stored, once.
 func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
 	began := time.Now()
 	if job.fresh = job.ID == ""; job.fresh {
@@ -194,10 +194,10 @@ func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
 	return Receipt{}, redisError(ctx, op, errClosed)
 }
 
-// Cancel keeps a message from being run that is queued: it ends as cancelled. To
-// cancel it twice is no error. A message that runs is ErrRunning, one that has ended
-// in another way ErrEnded, and one that is not known ErrNotFound. It blocks for two
-// round trips, three with a long payload.
+// Cancel ends a queued message as cancelled, before it is run. To cancel it twice is not an error.
+// The error is [ErrRunning] for a message that runs, [ErrEnded] for one that has ended in another
+// way, and [ErrNotFound] for one that is not known. It blocks for two round trips, three with a
+// long payload.
 func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
@@ -221,7 +221,7 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	return err
 }
 
-// mayRun reports whether a message of a key runs, or could run now: then the key stays reserved.
+// mayRun reports whether a message of a key runs, or could run now: if so the key stays reserved.
 func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 	m, err := q.agreed(ctx, "look at a key")
 	if err != nil {
@@ -238,5 +238,6 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }
 
-// endedChannel is where the scripts tell which messages have ended, while somebody waits.
+// endedChannel is the channel on which the scripts publish the messages that have ended, while a
+// call waits for one.
 func (q *Queue) endedChannel() string { return fmt.Sprintf("%s:queue:{%s}:ended", q.prefix, q.name) }

@@ -14,22 +14,22 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// look is what Redis holds of one message in one partition, on its way.
-type look struct {
-	id                       string
-	attempts, record, letter *redis.StringCmd
-	ended                    [buckets]*redis.StringCmd // nil: not asked
-	due, claimEnds           *redis.FloatCmd           // nil: not asked
+// lookup is that of one message in one partition: the commands of a pipeline.
+type lookup struct {
+	id                           string
+	attempts, record, deadLetter *redis.StringCmd
+	ended                        [buckets]*redis.StringCmd // nil: not asked
+	due, claimEnds               *redis.FloatCmd           // nil: not asked
 }
 
-// lookAt asks for a message. The order matters, since it may go on meanwhile: what is not in one
-// place any more is in a later one.
-func (p *partition) lookAt(ctx context.Context, pipe redis.Pipeliner, id string, ended bool) *look {
-	l := &look{
-		id:       id,
-		attempts: pipe.HGet(ctx, p.keys[keyAttempts], id),
-		record:   pipe.HGet(ctx, p.keys[keyMessages], id),
-		letter:   pipe.HGet(ctx, p.keys[keyLetters], id),
+// lookUp adds the lookup of a message to a pipeline. The order of the commands matters, since the
+// message may move on meanwhile: if it is not in one place any more, it is in a later one.
+func (p *partition) lookUp(ctx context.Context, pipe redis.Pipeliner, id string, ended bool) *lookup {
+	l := &lookup{
+		id:         id,
+		attempts:   pipe.HGet(ctx, p.keys[keyAttempts], id),
+		record:     pipe.HGet(ctx, p.keys[keyMessages], id),
+		deadLetter: pipe.HGet(ctx, p.keys[keyDeadLetters], id),
 	}
 	if ended {
 		for i := range l.ended {
@@ -39,15 +39,15 @@ func (p *partition) lookAt(ctx context.Context, pipe redis.Pipeliner, id string,
 	return l
 }
 
-// entry asks for what an Entry has beside a Status.
-func (l *look) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
+// entry adds the commands for what an Entry has beside a Status.
+func (l *lookup) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
 	l.due = pipe.ZScore(ctx, p.keys[keyWaiting], memberOf(l.id, key))
 	l.claimEnds = pipe.ZScore(ctx, p.keys[keyRunning], memberOf(l.id, key))
 }
 
-// err is why Redis did not answer.
-func (l *look) err() error {
-	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.letter}, l.ended[:]...) {
+// err is why Redis did not reply, or nil.
+func (l *lookup) err() error {
+	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.deadLetter}, l.ended[:]...) {
 		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) {
 			continue
 		}
@@ -64,11 +64,11 @@ type stored struct {
 }
 
 // read reads a message. State is empty if there is none.
-func (l *look) read() (s stored) {
+func (l *lookup) read() (s stored) {
 	r, ok := readRecord(l.record.Val())
 	s.record = r
-	if letter := l.letter.Val(); letter != "" {
-		if s.ending, ok = readEnding(l.id, letter); !ok {
+	if deadLetter := l.deadLetter.Val(); deadLetter != "" {
+		if s.ending, ok = readEnding(l.id, deadLetter); !ok {
 			s.Status = Status{ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateDead}
 		}
 		return s
@@ -99,8 +99,8 @@ func (l *look) read() (s stored) {
 	return s
 }
 
-// find looks for a message, also for a dead letter whose id no job could have. Which partition
-// has it depends on its key, which the caller does not know: all are asked at once.
+// find looks a message up, also a dead letter whose id no job could have. Which partition has it
+// depends on its key, which the caller does not know: all are asked at once.
 func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, error) {
 	for range manifestTries {
 		m, err := q.agreed(ctx, op)
@@ -125,22 +125,22 @@ func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, er
 	return stored{}, nil, redisError(ctx, op, errClosed)
 }
 
-// findIn looks for a message in the partitions of a manifest. Of two copies the one that was carried over counts.
-// If there is none, closed is one of the current partitions that is not current any more: before a message can be in a
-// newer one, all are closed.
+// findIn looks a message up in the partitions of a manifest. Of two copies the one that was carried
+// over counts. If there is none, closed is one of the current partitions that has been closed, or
+// nil: before a message can be in a newer partition, all current ones are closed.
 func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p, closed *partition, err error) {
 	parts := m.partitions
-	looks, closings := make([]*look, len(parts)), make([]*redis.StringCmd, len(parts))
+	lookups, closings := make([]*lookup, len(parts)), make([]*redis.StringCmd, len(parts))
 	pipe := q.rdb.Pipeline()
 	for i, p := range parts {
-		looks[i] = p.lookAt(ctx, pipe, id, true)
+		lookups[i] = p.lookUp(ctx, pipe, id, true)
 		if p.generation == m.current().number { // after the look: it may be carried over from here
 			closings[i] = pipe.HGet(ctx, p.keys[keyCounts], "closed")
 		}
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	var failed error      // a partition that is down does not hide what others have
-	for i, l := range slices.Backward(looks) {
+	for i, l := range slices.Backward(lookups) {
 		if s := l.read(); s.State != "" {
 			s.Cause = q.cause(s.Status)
 			q.age(ctx, &s)
@@ -156,8 +156,8 @@ func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (
 	return stored{}, nil, closed, failed
 }
 
-// age has a message that waits and is too old count as expired: a worker will see that when its
-// turn comes.
+// age changes the status of a queued message that is too old to expired: a worker will do that
+// later.
 func (q *Queue) age(ctx context.Context, s *stored) {
 	if s.State != StateQueued || time.Now().Before(s.ExpiresAt) {
 		return
@@ -179,8 +179,8 @@ func (q *Queue) cause(s Status) string {
 	return string(cause)
 }
 
-// Status tells where a message is in its life. Ids that were never stored, or
-// are remembered no more, are ErrNotFound.
+// Status returns where a message is in its life. For an id that was never stored, or is no longer
+// remembered, the error is [ErrNotFound].
 func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
 	if checkID(id) != nil {
 		return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
@@ -189,9 +189,10 @@ func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
 	return s.Status, err
 }
 
-// Result returns what the handler of a message that is done, or dead, gave to SetResult. A
-// message in another state, without a result, or that is remembered no more, is ErrNotFound. One
-// that the Queue's Keyring does not open is ErrSealed. It takes two round trips, and one for a dead letter.
+// Result returns what the handler of a message that is done, or dead, gave to [SetResult]. For a
+// message in another state, without a result, or no longer remembered, the error is [ErrNotFound].
+// If the Queue's Keyring cannot open the result it is [ErrSealed]. It takes two round trips, and
+// one for a dead letter.
 func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	if checkID(id) != nil {
 		return nil, fmt.Errorf("delayqueue: result: %w", ErrNotFound)
@@ -216,10 +217,10 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	return q.sealer.open(kindResult, of, result)
 }
 
-// Payload returns the payload of a message that is queued, running or dead: what was
-// enqueued, which may be confidential. Of others it is not kept: ErrNotFound, as for
-// ids that are not known. With WithEncryption it is opened; if it cannot be, that is
-// ErrSealed. It takes a round trip, and two for a long payload.
+// Payload returns the payload of a message that is queued, running or dead: what was enqueued,
+// which may be confidential. Payloads of other messages are not stored: [ErrNotFound], as for ids
+// that are not known. With [WithEncryption] it is opened; if it cannot be opened the error is
+// [ErrSealed]. It takes a round trip, and two for a long payload.
 func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	s, p, err := q.find(ctx, "payload", id)
 	if err != nil {
@@ -245,9 +246,9 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	return payload, err
 }
 
-// Peek returns what the queue knows of a message, in whatever state, but not its
-// payload and its result: for these there are Payload and Result. Ids that were never
-// stored, or are remembered no more, are ErrNotFound. It takes two round trips.
+// Peek returns what the queue knows of a message in any state, without its payload and its result:
+// for these there are [Queue.Payload] and [Queue.Result]. For an id that was never stored, or is no
+// longer remembered, the error is [ErrNotFound]. It takes two round trips.
 func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 	for {
 		s, p, err := q.find(ctx, "peek", id)
@@ -255,7 +256,7 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 			return Entry{}, err
 		}
 		pipe := q.rdb.Pipeline()
-		l := p.lookAt(ctx, pipe, id, true)
+		l := p.lookUp(ctx, pipe, id, true)
 		l.entry(ctx, pipe, p, s.Key)
 		_, _ = pipe.Exec(ctx) // each command has its own error
 		if err := l.err(); err != nil {
@@ -272,7 +273,7 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 }
 
 // entry reads a message that was looked at, with what an Entry has beside a Status.
-func (q *Queue) entry(l *look) Entry {
+func (q *Queue) entry(l *lookup) Entry {
 	s := l.read()
 	e := Entry{Status: s.Status, EndedAt: s.ended, ResultSize: s.resultSize}
 	e.Cause = q.cause(e.Status)

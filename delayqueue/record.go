@@ -8,12 +8,12 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// What Redis holds of a message, in the forms that common.lua describes. The scripts judge what
-// they read; reading it here only shows: what is unreadable is not there.
+// Records of messages, in the formats that common.lua describes. The scripts decide about what
+// they read. Go only reads: what cannot be read counts as absent.
 
 const recordHeader = 54 // bytes before the key in a record
 
-// record is what a message was when it came.
+// record is a message as it was stored.
 type record struct {
 	key, name, principal, payload string
 	enqueued, notAfter            int64 // ms
@@ -22,7 +22,8 @@ type record struct {
 	seq                           string
 }
 
-// about is the part of a record that does not change: what the message is, but for its payload.
+// about is the part of a record that identifies what coalesces: the lengths, key, name and
+// principal.
 func about(key, name, principal string) string {
 	b := make([]byte, 0, lengthsLen+len(key)+len(name)+len(principal))
 	b = appendLengths(b, key, name, principal)
@@ -83,7 +84,7 @@ func digits(s string) (n int, ok bool) {
 	return n, len(s) > 0 && len(s) <= 16
 }
 
-// attempts are what became of a message until now.
+// attempts is the history of a message so far.
 type attempts struct {
 	attempts, conflicts, losses, handed int
 	token, cause                        string
@@ -163,7 +164,8 @@ func readEnding(id, s string) (e ending, ok bool) {
 	return e, true
 }
 
-// readUnrun reads how a message ended that no worker had: a script wrote it, around a part of the record.
+// readUnrun reads the ending of a message that was not run: a script wrote it, around a part of the
+// record.
 func readUnrun(id, s string) (e ending, ok bool) {
 	const cut = 19 // bytes of a record before that part, of which readRecord needs the first only
 	r, ok1 := readRecord("1" + strings.Repeat("-", cut-1) + s[endingHeader:])
@@ -207,7 +209,7 @@ func (m Message) ending(token string, result int) string {
 	return string(b)
 }
 
-// attempts are what is stored when a claim gives a message back, from the mark on.
+// attempts is what is stored when a claim gives a message back, from the mark on.
 func (m Message) attempts(token string) string {
 	b := appendMark(make([]byte, 0, 32+len(m.cause)), token)
 	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses, m.handed} {

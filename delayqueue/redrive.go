@@ -8,15 +8,14 @@ import (
 	"time"
 )
 
-// Redrive puts a dead letter back into the queue, under its id, at the end of its
-// key's FIFO, due at once. Its attempts and conflicts are counted anew; its losses
-// stay, and its cause until it has another. It may be started for maxAge from now; zero
-// is the queue's max age.
+// Redrive puts a dead letter back into the queue, under its id, at the end of its key's FIFO, due
+// at once. Its attempts and conflicts start at 0 again; its losses stay, and its cause until it has
+// another. It may be started for maxAge from now; zero is the queue's max age.
 //
-// A message that is no dead letter is ErrNotDead, so that to redrive twice is harmless;
-// one that is not known is ErrNotFound. The bounds of the queue hold: ErrKeyFull,
-// ErrPrincipalFull, ErrQueueFull. What is left of a quarantined letter may be too little to run:
-// ErrDamaged. After an error the letter is where it was; after one that wraps
+// For a message that is not a dead letter the error is [ErrNotDead], so to redrive twice is
+// harmless; for one that is not known it is [ErrNotFound]. The bounds of the queue apply:
+// [ErrKeyFull], [ErrPrincipalFull], [ErrQueueFull]. If the record of the letter is too damaged to
+// run, the error is [ErrDamaged]. After an error the letter is where it was; after one that wraps
 // core.ErrUnavailable, or ctx's own, that is not known. It takes two round trips.
 func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) error {
 	maxAge, err := q.redriveAge(maxAge)
@@ -30,7 +29,7 @@ func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) er
 	if s.State != StateDead {
 		return q.notDead("redrive", id, s.State)
 	}
-	words, err := p.redrive(ctx, maxAge, letter{id: id})
+	words, err := p.redrive(ctx, maxAge, deadLetter{id: id})
 	if err != nil || words[0] == wordRedriven {
 		return err
 	}
@@ -65,16 +64,16 @@ func (q *Queue) redriveAge(d time.Duration) (time.Duration, error) {
 	return d, nil
 }
 
-// RedriveOptions are how RedriveAll goes about it. The zero value redrives all, as fast
-// as Redis takes them.
+// RedriveOptions are the options of [Queue.RedriveAll]. The zero value redrives all, as fast as
+// Redis can.
 type RedriveOptions struct {
 	// MaxAge is for how long each may be started, from when it was redriven. Zero: the
 	// queue's max age.
 	MaxAge time.Duration
 	// Limit is how many to redrive at most. Zero: all.
 	Limit int
-	// PerSecond is how many to redrive in a second, so that they do not come over their
-	// handlers all at once. Zero: as many as Redis takes.
+	// PerSecond is how many to redrive in a second, so that they do not all reach their
+	// handlers at once. Zero: as many as Redis can.
 	PerSecond float64
 }
 
@@ -88,17 +87,17 @@ func (o RedriveOptions) check() error {
 	return nil
 }
 
-// RedriveAll puts dead letters back into the queue, as Redrive does: those that the
-// filter chooses and that are dead when it is called. In each partition those come
-// first that died first. It returns how many it put back, also with an error.
+// RedriveAll puts dead letters back into the queue, as [Queue.Redrive] does: those that the filter
+// selects and that are dead when it is called. In each partition the letters that died first are
+// redriven first. It returns how many it put back, also with an error.
 //
-// Letters that are refused stay dead. A full key or a damaged letter does not keep the
-// others back; the error tells of the first that was refused. ErrQueueFull ends it. So
-// does ctx, and Redis trouble: what is under way then may be redriven without being
-// counted. To call it again is harmless.
+// Letters that are refused stay dead. A full key or a damaged letter does not keep the others back;
+// the error is that of the first that was refused. [ErrQueueFull] ends the call. So does the end of
+// ctx, and an error of Redis: some letters may then be redriven without being counted. To call it
+// again is harmless.
 //
-// It takes three round trips for 100 letters, more of them at a low rate, and reads all
-// dead letters of these times and partitions, unless Limit ends it before.
+// It takes three round trips for 100 letters, more of them at a low rate, and reads all dead
+// letters of these times and partitions, unless Limit ends it before.
 func (q *Queue) RedriveAll(ctx context.Context, f Filter, o RedriveOptions) (n int, err error) {
 	maxAge, err := q.redriveAge(o.MaxAge)
 	if err == nil {
@@ -125,7 +124,7 @@ func (q *Queue) RedriveAll(ctx context.Context, f Filter, o RedriveOptions) (n i
 					return err
 				}
 			}
-			words, err := p.redrive(ctx, maxAge, letters(batch[:size])...)
+			words, err := p.redrive(ctx, maxAge, deadLetters(batch[:size])...)
 			if err != nil {
 				return err
 			}

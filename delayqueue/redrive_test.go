@@ -158,21 +158,21 @@ func TestRedriveAllKeepsTheOrderOfEachKey(t *testing.T) {
 func TestRedriveAllTakesEachLetterOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
-		const letters = 150
+		const deadLetters = 150
 		var runs atomic.Int64
 		b.start(func(context.Context, delayqueue.Message) error {
 			runs.Add(1)
 			return delayqueue.SkipRetry(errors.New("as ever"))
 		})
-		for i := range letters {
+		for i := range deadLetters {
 			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
 		}
-		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, letters} }, "they do not die")
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, deadLetters} }, "they do not die")
 		n, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{PerSecond: 1000})
 		require.NoError(t, err)
-		require.Equal(t, letters, n)
-		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, letters} }, "they do not die again")
-		require.EqualValues(t, 2*letters, runs.Load())
+		require.Equal(t, deadLetters, n)
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, deadLetters} }, "they do not die again")
+		require.EqualValues(t, 2*deadLetters, runs.Load())
 	})
 }
 

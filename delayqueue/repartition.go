@@ -13,18 +13,19 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// Repartition changes the number of the queue's partitions, for all its processes, while they go on.
-// What is stored stays where it is, and is run from there. What is new goes to the new
-// partitions, and of each key runs after what is older. Workers serve both until nothing is left in the
-// old ones, dead letters and the status of what has ended included. Until then an Enqueue under an ID of the caller's
-// takes a round trip more for each older number, and until no message is queued or runs there, and no key is halted, each turn with a
-// key and each Enqueue with Coalesce.
-// Stats.OlderPartitions tells.
+// Repartition changes the number of the queue's partitions, for all its processes, while they run.
+// Stored messages stay where they are, and are run from there. New messages are stored in the new
+// partitions, and those of a key run after its older ones. Workers serve both until nothing is left
+// in the old partitions, including dead letters and the status of messages that have ended. Until
+// then an Enqueue with an ID of the caller's takes one more round trip for each older generation of
+// partitions. As long as an older one has queued or running messages, or halted keys, each turn
+// with a key and each Enqueue with Coalesce takes one more too. [Stats].OlderPartitions tells.
 //
-// n is 1 to 1024, else the error is ErrInvalidArgument; the number that the queue has changes nothing. While the
-// partitions of seven older numbers still hold something it is ErrDraining. After another error the change may have
-// begun: then whoever uses the queue next finishes it, and to call Repartition again with the same number is
-// harmless. Of two changes at once one comes after the other. It takes five round trips.
+// n is 1 to 1024, else the error is [ErrInvalidArgument]. If the queue has n partitions already,
+// nothing changes. While the partitions of seven older generations still hold something, the error
+// is [ErrDraining]. After another error the change may have begun: then the next process that uses
+// the queue finishes it, and to call Repartition again with the same number is harmless. Two
+// changes at once are made one after the other. It takes five round trips.
 func (q *Queue) Repartition(ctx context.Context, n int) error {
 	const op = "repartition"
 	if n < 1 || n > maxPartitions {
@@ -56,7 +57,8 @@ func (q *Queue) Repartition(ctx context.Context, n int) error {
 	return redisError(ctx, op, errors.New("the manifest changes all the time"))
 }
 
-// begin puts the intent into the manifest that a generation follows. It reports whether it is there.
+// begin writes the intent into the manifest: the generation that is to follow. It reports whether
+// the intent is there.
 func (q *Queue) begin(ctx context.Context, op string, m *manifest, next string) (bool, error) {
 	if q.operator {
 		return false, q.operatorOnly(op)
@@ -116,8 +118,8 @@ func readLeft(cmd *redis.Cmd, n int) (l left, err error) {
 	return left{paused: reply[0], keys: reply[1], open: reply[2], has: reply[3:]}, nil
 }
 
-// follow finds what comes after a partition that is closed, when the manifest names nothing. It may have
-// lost its last writes in a failover: then the partition knows.
+// follow finds the generation after a partition that is closed, when the manifest has none. The
+// manifest may have lost its last writes in a failover: then the partition knows it.
 func (q *Queue) follow(ctx context.Context, op string, p *partition) error {
 	m, err := q.stable(ctx, op)
 	if err != nil || m.current().number != p.generation {
@@ -142,7 +144,7 @@ func (q *Queue) follow(ctx context.Context, op string, p *partition) error {
 	return err
 }
 
-// dropEmpty takes the older generations out of the manifest that hold nothing any more.
+// dropEmpty removes the older generations that hold nothing any more from the manifest.
 func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 	const op = "look after older partitions"
 	last := len(m.generations) - 1
@@ -174,7 +176,8 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 	return err
 }
 
-// olderHas is what an older generation has of a message's key that keeps it from being run.
+// olderHas returns what an older generation has of a message's key that keeps the message from
+// being run.
 func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (int64, error) {
 	if key == "" || p.generation == 1 {
 		return olderNone, nil
@@ -234,8 +237,8 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 	return redisError(ctx, op, errClosed)
 }
 
-// adopt stores a message that comes from a closed partition, and may be started for so long, unless it is here
-// already. It reports false if this one is closed too.
+// adopt stores a message that is carried over from a closed partition, and may be started for so
+// long, unless it is stored here already. It reports false if this partition is closed too.
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	flag := "-"
@@ -257,19 +260,21 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 	return exceptions[0] != wordClosed, nil
 }
 
-// joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here. What is
-// damaged stays, to become a dead letter: it would be stored anew as a whole message.
+// joinedLate reports whether a message joined its key's FIFO after the partition was closed: it is
+// not run here. A damaged message stays, to become a dead letter: to store it anew would make it a
+// whole message.
 func (p *partition) joinedLate(m Message) bool {
 	closed := p.closed.Load()
 	return closed != nil && m.damage == "" && m.Key != "" && len(m.seq) == len(*closed) && m.seq > *closed
 }
 
-// noteClosed notes what a script says behind a time: that the partition is closed, and since which number.
-func (p *partition) noteClosed(told string) {
+// noteClosed records that the partition is closed, and since which number, as scripts report it
+// after the time.
+func (p *partition) noteClosed(reply string) {
 	if p.closed.Load() != nil {
 		return
 	}
-	if f := strings.Fields(told); len(f) == 3 {
+	if f := strings.Fields(reply); len(f) == 3 {
 		p.closed.Store(&f[1])
 	}
 }

@@ -46,11 +46,11 @@ func (h *halts) handle(_ context.Context, m Message) error {
 
 // release redrives a dead letter that halts a key, or purges it. It reports false if there is none.
 func (h *halts) release(ctx context.Context, q *Queue, redrive bool) (bool, error) {
-	letters, _, err := q.List(ctx, StateDead, "", 1000)
-	if err != nil || len(letters) == 0 {
+	deadLetters, _, err := q.List(ctx, StateDead, "", 1000)
+	if err != nil || len(deadLetters) == 0 {
 		return false, err
 	}
-	d := letters[rand.IntN(len(letters))]
+	d := deadLetters[rand.IntN(len(deadLetters))]
 	h.mu.Lock()
 	if redrive {
 		h.mended[d.ID], h.first[d.Key] = true, d.ID

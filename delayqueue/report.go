@@ -1,6 +1,6 @@
 package delayqueue
 
-// What the Queue tells its Observer.
+// The events of the Queue for its Observer, and its warning.
 
 import (
 	"context"
@@ -16,12 +16,12 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// observe tells an Observer.
+// observe calls an Observer.
 func observe(log *slog.Logger, tell func()) {
 	observing.Tell(context.Background(), log, "delayqueue", tell)
 }
 
-// reportEnqueuing tells that a call to store a job begins. It returns the ctx of the call and the job's trace.
+// reportEnqueuing calls OnEnqueuing. It returns the ctx of the call and the job's trace.
 func (q *Queue) reportEnqueuing(ctx context.Context, job Job) (context.Context, string) {
 	of, trace := ctx, job.Trace
 	observe(slog.Default(), func() {
@@ -36,7 +36,7 @@ func (q *Queue) reportEnqueuing(ctx context.Context, job Job) (context.Context, 
 	return of, trace
 }
 
-// reportEnqueue tells how a call to store a job has ended.
+// reportEnqueue calls OnEnqueued.
 func (q *Queue) reportEnqueue(ctx context.Context, job Job, receipt Receipt, err error, began time.Time) {
 	e := Enqueued{
 		Queue: q.name, Kind: enqueueKind(ctx, receipt, err), ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal, Trace: job.Trace,
@@ -71,7 +71,7 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 	return EnqueueError
 }
 
-// starts is what is told of a claim when its handler is about to be called.
+// starts is the event of a claim whose handler is about to be called.
 func (c *claim) starts() Started {
 	m := c.message
 	s := Started{Queue: c.partition.queue.name, Message: m, QueuedAfter: m.queuedAfter}
@@ -86,23 +86,24 @@ func (c *claim) starts() Started {
 	return s
 }
 
-// Warning reports a queue that does not work as well as it could. No call fails because of it.
+// Warning reports something that keeps a queue from working as it should. No call fails because of
+// it.
 type Warning struct {
 	// Queue is the queue's name.
 	Queue string
 	Kind  WarningKind
-	// Detail says what was found.
+	// Detail describes what was found.
 	Detail string
-	// Resolved: what was warned of is over.
+	// Resolved: what an earlier Warning of this kind reported is over.
 	Resolved bool
 }
 
-// WarningKind is what a Warning is about.
+// WarningKind is the kind of a [Warning].
 type WarningKind string
 
-// WarnNoWorker reports that a policy parks calls, and that no Worker has claimed for 30 s: none
-// runs, or none on this queue, or it is paused by [Worker.Pause]. A process that has parked a call reports it, once:
-// when it parks another one, or some 30 s after the last time that it looked. It is reported again, as resolved, when
+// WarnNoWorker reports that calls are parked, and that no Worker has claimed for 30 s: none
+// runs on this queue, or [Worker.Pause] pauses it. A process that has parked a call reports it, once:
+// when it parks another one, or some 30 s after its last check. It is reported again, as resolved, when
 // the process enqueues something and a Worker has claimed since.
 const WarnNoWorker WarningKind = "no_worker"
 
@@ -165,8 +166,8 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
 }
 
-// DefaultObserver is what a Queue without [WithQueueObserver] has. It logs warnings with slog.Default, for an Observer
-// that hands on to it what it is told.
+// DefaultObserver returns the [Observer] of a Queue without [WithQueueObserver], for an Observer of
+// yours that passes events on to it. It logs warnings with [slog.Default].
 func DefaultObserver() Observer { return logWarnings{} }
 
 type logWarnings struct{ NopObserver }

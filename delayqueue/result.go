@@ -7,15 +7,15 @@ import (
 	"sync"
 )
 
-// maxDeadResult bounds what a dead letter keeps of its last attempt's result, in bytes: lists
+// maxDeadResult bounds the result of its last attempt that a dead letter has, in bytes: lists
 // read it.
 const maxDeadResult = 4 << 10
 
-// SetResult stores what came of a message, for Queue.Result, once the message is
-// done, or a dead letter: that one keeps the result of its last attempt if it is no longer than
-// 4 KiB. It is called by the handler, or by what it calls with its ctx; the last call
-// counts. An error that wraps ErrResultTooLarge or ErrNoHandler means that nothing was
-// kept. It does not keep result itself.
+// SetResult sets the result of a message, for [Queue.Result] once the message is done or a dead
+// letter. A dead letter has the result of its last attempt, if that is no longer than 4 KiB. It is
+// called by the handler, or by what the handler calls with its ctx; the last call counts. After an
+// error, which wraps [ErrResultTooLarge] or [ErrNoHandler], the result is not set. It copies
+// result.
 func SetResult(ctx context.Context, result []byte) error {
 	r, _ := ctx.Value(resultKey{}).(*resultHolder)
 	if r == nil {

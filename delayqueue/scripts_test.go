@@ -90,7 +90,7 @@ func TestAClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
 	})
 }
 
-// A receipt for each claimer, and those of the dead are forgotten.
+// A receipt for each fetcher, and those of the dead are forgotten.
 func TestReceiptsAreBounded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
@@ -102,7 +102,7 @@ func TestReceiptsAreBounded(t *testing.T) {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 			require.Len(t, claimTest(t, q, fmt.Sprint("worker.", i+1), 1), 1)
 		}
-		require.Greater(t, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val(), int64(500), "one claimer, one receipt")
+		require.Greater(t, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val(), int64(500), "one fetcher, one receipt")
 		for i := range 100 {
 			enqueueTest(t, q, fmt.Sprint("b", i), "")
 			require.Len(t, claimTest(t, q, fmt.Sprint("worker", i, ".1"), 1), 1)
@@ -382,19 +382,19 @@ func TestALetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{kind: OutcomeDead}))
 		e, err := q.Peek(t.Context(), "id")
 		require.NoError(t, err)
-		now, before := letters([]Entry{e})[0], letter{"id", "1"}
+		now, before := deadLetters([]Entry{e})[0], deadLetter{"id", "1"}
 		p := q.partitions[0]
 
 		words, err := p.redrive(t.Context(), time.Minute, before)
 		require.NoError(t, err)
 		require.Equal(t, []string{""}, words)
-		purged, err := p.purge(t.Context(), letter{"none", ""}, before)
+		purged, err := p.purge(t.Context(), deadLetter{"none", ""}, before)
 		require.NoError(t, err)
 		require.Equal(t, []bool{true, false}, purged)
 		words, err = p.redrive(t.Context(), time.Minute, now, now)
 		require.NoError(t, err)
 		require.Equal(t, []string{"redriven", "redriven"}, words)
-		purged, err = p.purge(t.Context(), letter{"id", ""})
+		purged, err = p.purge(t.Context(), deadLetter{"id", ""})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false}, purged)
 		require.Len(t, claimTest(t, q, "2", 2), 1)

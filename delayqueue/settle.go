@@ -18,15 +18,15 @@ const (
 	settleMost   = time.Second
 )
 
-// settle ends a claim, and returns the claim of another message, if it came with the
-// answer. While Redis does not answer it tries again, until the claim is over anyway or
-// Stop's time is.
+// settle ends a claim: send the outcome → take the next message with the reply. It returns the
+// claim of that message, if there is one. While Redis does not reply it tries again, until the
+// claim or the time of Stop is over.
 func (w *Worker) settle(c *claim, v outcome) (next *claim) {
-	w.hasRun(c)
+	w.freeRunSlot(c)
 	w.claims.settle(c)
 	full := len(w.ahead) > 0 && !w.claimsAhead() || len(w.alone) > 0 // more was claimed than is to be now
 	// Where there are several partitions, each has a slot for a while only.
-	leaves := len(*w.claimers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	leaves := len(*w.fetchers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !full && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
 	} else {
@@ -57,7 +57,7 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 // can reach Redis needs none.
 func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
-// settled puts the outcome of a settlement into v, and returns the claim that it brought.
+// settled puts the result of a settlement into v, and returns the next claim, if there is one.
 func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 	c := s.claim
 	switch {
@@ -67,7 +67,7 @@ func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 		v.kind = OutcomeExpired
 	}
 	if s.settled.anyDue {
-		w.look(c.partition.base) // without waiting for our own announcement
+		w.wakeFetchers(c.partition.base) // without waiting for our own announcement
 	}
 	if s.settled.next != nil {
 		next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
@@ -79,7 +79,7 @@ func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 // conclude ends a claim that was settled, and reports it.
 func (w *Worker) conclude(c *claim, v outcome) {
 	defer c.cancel(nil)
-	defer w.wasAlone(c)
+	defer w.endAlone(c)
 	defer w.claims.drop(c)
 	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil {
 		stays := !v.moved && (v.kind == OutcomeConflict || v.kind == OutcomeReturned || v.kind == OutcomeRetry)

@@ -11,7 +11,7 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// settling is a claim on its way to its end.
+// settling is the settlement of one claim.
 type settling struct {
 	claim   *claim
 	outcome outcome
@@ -28,7 +28,7 @@ func (c *claim) end(v outcome, lease time.Duration) *settling {
 	return &settling{claim: c, outcome: v, lease: lease, expires: expires, done: make(chan struct{})}
 }
 
-// settled is what a settlement came to.
+// settled is the result of a settlement.
 type settled struct {
 	held    bool          // the claim was the caller's
 	expired bool          // the message became too old for its next attempt
@@ -38,7 +38,7 @@ type settled struct {
 	sent    time.Time
 }
 
-var settleLetters = map[Outcome]string{
+var settleCodes = map[Outcome]string{
 	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "b", OutcomeReturned: "b",
 }
 
@@ -91,10 +91,10 @@ func (p *partition) settle(batch []*settling) {
 	}
 }
 
-// settleArgs appends what settle.lua is told of one claim.
+// settleArgs appends the arguments of settle.lua for one claim.
 func (p *partition) settleArgs(args []any, s *settling) []any {
 	m, v := s.claim.message, s.outcome
-	how := settleLetters[v.kind]
+	how := settleCodes[v.kind]
 	switch {
 	case v.foreign:
 		how = "h"
@@ -103,7 +103,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	case s.expires:
 		how = "E"
 	case how == "x":
-		how += haltLetters[p.queue.halt]
+		how += haltCodes[p.queue.halt]
 	case (v.later || how == "b") && v.awaitsKey:
 		how = "bw"
 	case v.later:
@@ -141,9 +141,9 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	return append(args, v.next, v.which[:min(1, len(v.which))])
 }
 
-const never = 1e13 // ms: when a message that is junk becomes too old
+const never = 1e13 // ms: when a message whose record cannot be read becomes too old
 
-// sealed is what is stored of a message that has an outcome: nothing of nothing.
+// sealed returns plain as it is stored, for a message that has an outcome; nil if there is none.
 func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 	if len(plain) == 0 {
 		return nil

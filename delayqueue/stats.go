@@ -12,38 +12,38 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Stats are counts of a queue's messages, by the clock of Redis.
+// Stats are counts of a queue's messages, by the clock of Redis; see [Queue.Stats].
 type Stats struct {
-	// Queued, Running and Dead are how many messages are in these states now. Those
-	// that are too old count as Queued until a worker or an Enqueue tidies them up.
+	// Queued, Running and Dead are how many messages are in these states now. Messages
+	// that are too old count as Queued until a worker or an Enqueue ends them.
 	Queued, Running, Dead int64
-	// Due is how many could be started now, for all that the queue knows: keyless
-	// messages, and of each key the first. Their key may be held all the same.
+	// Due is how many could be started now, as far as the queue knows: keyless
+	// messages, and the first of each key. Their key may nevertheless be held.
 	Due int64
 	// OldestDue is since when the first of them has been due, and Lateness for how
-	// long: how far the workers are behind. Both are zero if nothing is due.
+	// long: how late the workers are. Both are zero if nothing is due.
 	OldestDue time.Time
 	Lateness  time.Duration
-	// Unclaimed is for how long no worker has asked for messages in a partition where some are due: the longest such time.
-	// It is zero if nothing is due, and some seconds too long at most.
+	// Unclaimed is for how long no worker has claimed in a partition where messages are due: the longest such time.
+	// It is zero if nothing is due, and can be some seconds too long.
 	Unclaimed time.Duration
-	// Paused: no message is started, in one partition at least. PausedUntil is when
-	// the last of them goes on.
+	// Paused: at least one partition is paused, so that no message is started there. PausedUntil is when
+	// the last pause ends.
 	Paused      bool
 	PausedUntil time.Time
-	// Halted is how many keys a dead letter halts: see WithHaltOnDeath.
+	// Halted is how many keys a dead letter halts; see [WithHaltOnDeath].
 	Halted int64
-	// Bytes is how much memory all of it takes, as WithMaxBytes counts it.
+	// Bytes is how much memory all messages take, as [WithMaxBytes] counts it.
 	Bytes int64
-	// Partitions is how many partitions take what is new, and OlderPartitions how many that Repartition has
-	// closed still hold something, if only the status of what has ended.
+	// Partitions is how many partitions store new messages, and OlderPartitions how many that [Queue.Repartition] has
+	// closed still hold something, if only the status of messages that have ended.
 	Partitions, OlderPartitions int
-	// Totals count since the queue was new, or forgotten: it is by Redis when nothing
-	// was counted for as long as dead letters are kept.
+	// Totals count from the first use of the queue. Redis forgets them when nothing
+	// was counted for as long as dead letters are stored.
 	Totals Totals
 }
 
-// Totals are counts of what has happened. A monitoring system reads them as counters.
+// Totals count what has happened in a queue. A monitoring system reads them as counters.
 type Totals struct {
 	// Enqueued counts jobs that were stored, each id once for as long as it is
 	// remembered.
@@ -55,13 +55,13 @@ type Totals struct {
 	Done, Expired, Cancelled, Died int64
 	// Superseded counts messages that a newer one replaced.
 	Superseded int64
-	// Redriven and Purged count dead letters that are none any more.
+	// Redriven and Purged count the dead letters that were redriven and purged.
 	Redriven, Purged int64
 }
 
-// Stats counts the queue's messages. It takes two round trips, and Redis O(log n) in
-// each partition, with n messages in it. What is junk counts nothing, or as what it
-// takes the place of.
+// Stats counts the queue's messages. It takes two round trips, and Redis O(log n) in each
+// partition, with n messages in it. A damaged entry is not counted, or counts as the message in
+// whose place it is.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	m, err := q.reread(ctx, "stats")
 	if err != nil {
@@ -91,8 +91,8 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		return luascript.ErrReply
 	}
 	now, first := number(reply[0]), number(reply[6])
-	all, letters, running, dead, due, halted := number(reply[1]), number(reply[2]), number(reply[3]), number(reply[4]), number(reply[5]), number(reply[7])
-	s.Queued += max(0, all-letters-running)
+	all, deadLetters, running, dead, due, halted := number(reply[1]), number(reply[2]), number(reply[3]), number(reply[4]), number(reply[5]), number(reply[7])
+	s.Queued += max(0, all-deadLetters-running)
 	s.Running, s.Dead, s.Due, s.Halted = s.Running+running, s.Dead+dead, s.Due+due, s.Halted+halted
 	if at := time.UnixMilli(first); due > 0 && reply[6] != "" {
 		if s.OldestDue.IsZero() || at.Before(s.OldestDue) {

@@ -11,35 +11,34 @@ import (
 	"github.com/perkey-go/perkey/internal/keyring"
 )
 
-// turn is a worker's time with a key: under one lease it runs messages of the key, one
-// after the other. A keyless message has a turn of its own, without a lease.
+// turn is a worker's batch of messages of one key, run one after the other under one lease. A
+// keyless message has a turn of its own, without a lease.
 type turn struct {
 	worker   *Worker
 	ctx      context.Context
-	lease    *core.Lease // nil without a key, and once it was given back
-	ends     time.Time   // then other keys have theirs
-	reserved bool        // the key still was when it was given back
+	lease    *core.Lease // nil without a key, and after its release
+	ends     time.Time   // then other keys have their turns
+	reserved bool        // the key was still reserved at the release
 }
 
 // turnLength bounds a turn: messages of other keys wait for slots too.
 const turnLength = 100 * time.Millisecond
 
-// process takes a claimed message through its lock and its handler to the end of its
-// claim, and so on with the messages that the ends of claims bring: a busy worker need
-// not ask for work.
+// process runs a claimed message, and those that the settlements return, until there is none: lock
+// → handler → settle → next.
 func (w *Worker) process(c *claim) {
 	for c != nil {
 		c = w.take(c)
 	}
 }
 
-// take runs a claimed message, and those of its key that follow. It returns a claim for
-// the next turn, if there is one.
+// take runs a claimed message, and those of its key that follow. It returns the claim for the next
+// turn, if there is one.
 func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
 		return w.settle(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 	}
-	if w.claimerOf(c.partition).handBack(c) {
+	if w.fetcherOf(c.partition).handBack(c) {
 		return nil
 	}
 	if c.partition.joinedLate(c.message) {
@@ -54,7 +53,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
 	if !w.mayRun(c) {
-		return w.settle(c, w.noPlace())
+		return w.settle(c, w.noRunSlot())
 	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
@@ -73,7 +72,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 		}
 		if !w.mayRun(c) {
-			return t.over(c, w.noPlace())
+			return t.over(c, w.noRunSlot())
 		}
 		if c.partition.joinedLate(c.message) {
 			_ = t.release(c.message, outcome{kind: OutcomeReturned})
@@ -89,8 +88,8 @@ var (
 	errHalted = errors.New("delayqueue: a dead letter in a partition that was closed halts the key")
 )
 
-// haltPause is how long a message waits that is halted by a dead letter in another partition, should the end of the
-// halt not be announced.
+// haltPause is how long a message waits that is halted by a dead letter in another partition,
+// unless the end of the halt is announced before.
 const haltPause = time.Minute
 
 // carryOver moves a claimed message to a newer partition.
@@ -183,8 +182,9 @@ func (t *turn) run(c *claim) (next *claim) {
 	return nil // or what the deferred function finds
 }
 
-// unrunnable is why a message becomes a dead letter without its handler: it is junk, or its attempts are spent. Those of a
-// message that was to run alone in the last one are not, until it did.
+// unrunnable returns why a message becomes a dead letter without its handler, or nil: its record
+// cannot be read, or its worker died in each of its attempts, and in the last one it ran alone.
+// After a single loss its last attempt was beside others.
 func (q *Queue) unrunnable(m Message) error {
 	switch {
 	case m.damage != "":
@@ -208,7 +208,7 @@ func (t *turn) goesOn(c *claim, v outcome) bool {
 func (t *turn) follow(c *claim, v outcome) (next *claim) {
 	v.which = nextOfKey
 	if next = t.worker.settle(c, v); next == nil {
-		_ = t.release(c.message, v) // the message has ended all the same
+		_ = t.release(c.message, v) // the message has ended, even if the lease was lost meanwhile
 		t.reconsider(c)
 	}
 	return next
@@ -222,7 +222,7 @@ func (t *turn) over(c *claim, v outcome) (next *claim) {
 	return next
 }
 
-// reconsider has a reservation ended if nobody needs it: those behind may have been
+// reconsider ends a reservation that no message needs: those queued after this one may have been
 // cancelled, or have expired.
 func (t *turn) reconsider(c *claim) {
 	if t.reserved {
@@ -241,8 +241,8 @@ func (t *turn) lost() error {
 	return nil
 }
 
-// release gives the key back: if it has more messages, to them before others. It
-// returns why the lease was lost, if it was.
+// release releases the key, and reserves it for its other messages if there are some. It returns
+// why the lease was lost, if it was.
 func (t *turn) release(m Message, v outcome) error {
 	lease := t.lease
 	if lease == nil {
@@ -257,20 +257,20 @@ func (t *turn) release(m Message, v outcome) error {
 	case window == 0 && !reservations.WasReserved(lease):
 	case v.kind == OutcomeDead && t.worker.queue.halt == HaltParked:
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case v.foreign: // fresh calls need not wait for what this process cannot run
+	case v.foreign: // fresh calls need not wait for a message that this process cannot run
 		_ = t.unreserve(ctx, lease)
-	case !ended && v.delay > 0: // nor for what waits for its next attempt
+	case !ended && v.delay > 0: // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && t.worker.queue.hasQueuedAfter(ctx, m)):
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, window)
-	case reservations.WasReserved(lease) || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
-		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not answer: looked at again afterwards
+	case reservations.WasReserved(lease) || m.parked: // a call that is parked from now on makes its own reservation; this message's may have come late
+		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not reply: reconsider it afterwards
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
 		return lost
 	}
-	return nil // Redis frees the key by itself
+	return nil // the key is free when its lease expires
 }
 
 // unreserve ends the reservation of the turn's key, unless it was made anew.
@@ -278,24 +278,24 @@ func (t *turn) unreserve(ctx context.Context, lease *core.Lease) error {
 	return reservations.Unreserve(ctx, t.worker.locker, lease.Key(), lease.Fence())
 }
 
-// outlasts reports whether the turn has lasted for longer than d: what was parked when it
+// outlasts reports whether the turn has lasted longer than d: messages that were parked when it
 // began may not be reserved for any more.
 func (t *turn) outlasts(d time.Duration) bool { return time.Since(t.ends)+turnLength > d }
 
-// messageContext is the ctx of work under a claim, and perhaps a lease. Done and Err look
-// at their clocks too, as the lease's own ctx does: after a freeze, timers come late.
+// messageContext is the ctx of work under a claim, and perhaps a lease. Done and Err check the
+// clocks too, as the lease's own ctx does: after the process was stopped, timers fire late.
 type messageContext struct {
 	context.Context
-	look func()
+	checkClocks func()
 }
 
 func (c messageContext) Done() <-chan struct{} {
-	c.look()
+	c.checkClocks()
 	return c.Context.Done()
 }
 
 func (c messageContext) Err() error {
-	c.look()
+	c.checkClocks()
 	return c.Context.Err()
 }
 
@@ -306,14 +306,14 @@ func (w *Worker) under(parent context.Context, c *claim, leased bool) (context.C
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
-	look := func() {
+	checkClocks := func() {
 		w.claims.expire(c)
 		if c.ctx.Err() != nil {
 			cancel(context.Cause(c.ctx)) // not waiting for the hook
 		}
 		_ = parent.Err()
 	}
-	return messageContext{ctx, look}, func() {
+	return messageContext{ctx, checkClocks}, func() {
 		unhook()
 		cancel(nil)
 	}

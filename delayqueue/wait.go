@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks of a waiter that is not told
-	waitUntold       = 2                                            // looks before a waiter subscribes: most waits are short
-	waitFallback     = 12 * time.Second                             // between two looks of one that is told, should a message be lost
+	minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two reads of a waiter without messages
+	waitUnsubscribed = 2                                            // reads before a waiter subscribes: most waits are short
+	waitFallback     = 12 * time.Second                             // between two reads of a waiter that gets messages, in case one is lost
 
 	// A partition is asked to publish ends for awaitSpan, again and again after awaitAgain.
 	awaitSpan  = time.Minute
@@ -26,10 +26,11 @@ const (
 	awaitRetry = time.Second // after it did not answer
 )
 
-// Wait returns the status of a message when it has ended. It is told of the end by Redis, over
-// one subscription for all waiters of this Queue, which there is only while one of them waits. It
-// also looks each 12 s, or if it cannot subscribe each 500 ms. Redis trouble after the first look
-// is waited out. If ctx ends first the error is ctx's, and the status the last one seen.
+// Wait returns the status of a message once it has ended. Redis publishes the end, over one
+// subscription for all waiting calls of this Queue, which exists only while one of them waits. Wait
+// also reads the status every 12 s, or every 500 ms if it cannot subscribe. After the first read it
+// waits for a Redis that fails to return. If ctx ends first, the error is ctx's, and the status the
+// last one that was read.
 func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	if checkID(id) != nil {
 		return Status{}, fmt.Errorf("delayqueue: wait: %w", ErrNotFound)
@@ -39,9 +40,9 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		return s.Status, err
 	}
 	var (
-		w    *waiter // nil: it has not subscribed yet
-		wake <-chan struct{}
-		told bool
+		w         *waiter // nil: it has not subscribed yet
+		wake      <-chan struct{}
+		listening bool
 	)
 	defer func() {
 		if w != nil {
@@ -52,7 +53,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	defer timer.Stop()
 	for try := 1; ; try++ {
 		pause := backoff.Spread(backoff.Exponential(try, minWait, maxWait))
-		if told {
+		if listening {
 			pause = backoff.Spread(waitFallback)
 		}
 		if s.State == StateQueued { // nobody tells that it has become too old
@@ -67,11 +68,11 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		case <-ctx.Done():
 			return s.Status, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
 		}
-		if try == waitUntold {
+		if try == waitUnsubscribed {
 			w = q.waits.join(q, p, id)
 			wake = w.wake
 		}
-		told = w != nil && w.told() // before the look: what ends after it is told
+		listening = w != nil && w.listens() // before the read: a message tells of an end after it
 		if !woken && p.goesOn(ctx, s) {
 			continue
 		}
@@ -82,11 +83,11 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 			before := w
 			w = q.waits.join(q, at, id)
 			q.waits.leave(before)
-			s, p, wake, told = now, at, w.wake, false
+			s, p, wake, listening = now, at, w.wake, false
 		case err == nil:
 			s, p = now, at
 		case errors.Is(err, core.ErrUnavailable):
-			told = false
+			listening = false
 		default:
 			return s.Status, err
 		}
@@ -94,18 +95,18 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 }
 
 // goesOn reports whether a message has not ended, and still counts as it did. It costs two
-// commands, which a look does not.
+// commands, fewer than find.
 func (p *partition) goesOn(ctx context.Context, s stored) bool {
 	if s.State == StateQueued && time.Now().After(s.ExpiresAt) {
 		return false
 	}
 	pipe := p.queue.rdb.Pipeline()
-	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyLetters], s.ID)
+	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyDeadLetters], s.ID)
 	_, err := pipe.Exec(ctx)
 	return err == nil && open.Val() > 0 && dead.Val() == 0
 }
 
-// waits are the calls of Wait of a Queue that are told of ends.
+// waits are the calls of Wait of a Queue that get messages.
 type waits struct {
 	mu  sync.Mutex
 	hub *waitHub // nil: nobody waits
@@ -116,10 +117,10 @@ type waiter struct {
 	hub       *waitHub
 	id        string
 	partition *partition
-	wake      chan struct{} // holds one: look
+	wake      chan struct{} // holds one: read the status
 }
 
-// waitHub has the subscription that waiters share, and asks the partitions to publish.
+// waitHub has the subscription that waiters share, and has the partitions publish ends.
 type waitHub struct {
 	queue    *Queue
 	listener *listener.Listener
@@ -178,34 +179,34 @@ func (s *waits) leave(w *waiter) {
 	}
 }
 
-// told reports whether the waiter is told of what ends from now on.
-func (w *waiter) told() bool {
+// listens reports whether a message will wake the waiter from now on.
+func (w *waiter) listens() bool {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
 	return w.hub.listener.Up() && !trust.Passed(w.hub.until[w.partition], time.Now())
 }
 
-func (w *waiter) look() {
+func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// wakeAll has the waiters of a partition look, or with nil all of them.
+// wakeAll wakes the waiters of a partition, or with nil all of them.
 func (h *waitHub) wakeAll(p *partition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, some := range h.waiters {
 		for _, w := range some {
 			if p == nil || w.partition == p {
-				w.look()
+				w.wakeUp()
 			}
 		}
 	}
 }
 
-// subscribed is called when there is a subscription. Redis may be another one than before.
+// subscribed is called when there is a subscription. It may be to another Redis than before.
 func (h *waitHub) subscribed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -214,13 +215,13 @@ func (h *waitHub) subscribed() {
 	h.askSoon()
 }
 
-// ended wakes those who wait for the messages of these ids.
+// ended wakes the calls that wait for the messages with these ids.
 func (h *waitHub) ended(ids string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range strings.FieldsSeq(ids) {
 		for _, w := range h.waiters[id] {
-			w.look()
+			w.wakeUp()
 		}
 	}
 }
@@ -232,7 +233,7 @@ func (h *waitHub) askSoon() {
 	}
 }
 
-// run has the partitions of those who wait publish ends, until ctx is over.
+// run has the partitions with waiters publish ends, until ctx is over.
 func (h *waitHub) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -252,7 +253,7 @@ func (h *waitHub) run(ctx context.Context) {
 	}
 }
 
-// unasked are the partitions that are to be asked, for the first time or again.
+// unasked are the partitions to ask, for the first time or again.
 func (h *waitHub) unasked() (parts []*partition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -264,8 +265,8 @@ func (h *waitHub) unasked() (parts []*partition) {
 	return parts
 }
 
-// await asks a partition to publish ends. Its waiters look once more at first: what ended before
-// was not told.
+// await asks a partition to publish ends. The first time its waiters read the status once more,
+// since an earlier end was not published.
 func (h *waitHub) await(ctx context.Context, p *partition) {
 	h.mu.Lock()
 	since, sent := h.subscriptions, time.Now()

@@ -9,30 +9,29 @@ import (
 
 const wakeBatch = 64
 
-// passOn tells the queue of keys that were announced to be free, until all
-// handlers have returned: the head of such a key runs within a round trip of the
-// release, and not only when its delay is over. An announcement that comes
-// before its message is back in the queue is not lost: wake.lua marks it.
+// wakeReleased wakes the messages of keys that may be free, until all handlers have returned:
+// release message → dispatch to the key's partition → wake.lua makes the head due. So the head runs
+// within a round trip of the release, and not only when its delay is over. A release that is
+// announced before the message is back in the queue is not lost: wake.lua marks it.
 //
-// A partition that does not answer holds up no other one's keys, and the ends of
-// reservations hold up no head.
-func (w *Worker) passOn(ctx context.Context, cancel func(), wakers *sync.WaitGroup, drained <-chan struct{}) {
+// A partition that does not answer does not hold up the keys of others, and the ends of
+// reservations do not hold up messages.
+func (w *Worker) wakeReleased(ctx context.Context, cancel func(), wakers *sync.WaitGroup, drained <-chan struct{}) {
 	var helpers sync.WaitGroup
 	helpers.Go(func() { w.boundDrain(ctx, cancel, drained) })
 	helpers.Go(func() {
-		for key := range w.emptied {
+		for key := range w.toUnreserve {
 			w.unreserve(ctx, key)
 		}
 		cancel()
 	})
-	w.spread(drained)
+	w.dispatch(drained)
 	wakers.Wait()
-	close(w.emptied)
+	close(w.toUnreserve)
 	helpers.Wait()
 }
 
-// boundDrain gives what is left some time when handlers have returned, and Stop's time
-// is over.
+// boundDrain gives the rest some time when handlers have returned and the time of Stop is over.
 func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan struct{}) {
 	<-drained
 	select {
@@ -49,10 +48,10 @@ func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan s
 	}
 }
 
-// spread hands the keys to those who wake in their partitions.
-func (w *Worker) spread(drained <-chan struct{}) {
+// dispatch sends the keys to the goroutines that wake them in their partitions.
+func (w *Worker) dispatch(drained <-chan struct{}) {
 	defer func() {
-		for _, c := range *w.claimers.Load() {
+		for _, c := range *w.fetchers.Load() {
 			close(c.freed)
 		}
 	}()
@@ -63,7 +62,7 @@ func (w *Worker) spread(drained <-chan struct{}) {
 		}
 		for _, p := range m.of(key, "") {
 			select {
-			case w.claimerOf(p).freed <- key:
+			case w.fetcherOf(p).freed <- key:
 			default: // its message waits for its time
 			}
 		}
@@ -82,9 +81,9 @@ func (w *Worker) spread(drained <-chan struct{}) {
 	}
 }
 
-// wakeFreed makes the heads of a partition's freed keys due, and passes on the keys that
-// have no messages which could run now.
-func (w *claimer) wakeFreed(ctx context.Context) {
+// wakeFreed makes the heads of a partition's freed keys due, and passes on the keys without
+// messages that could run now, to end their reservations.
+func (w *fetcher) wakeFreed(ctx context.Context) {
 	for key := range w.freed {
 		keys := []string{key}
 		for len(keys) < wakeBatch && len(w.freed) > 0 {
@@ -98,10 +97,10 @@ func (w *claimer) wakeFreed(ctx context.Context) {
 		for i, key := range keys {
 			switch found[i] {
 			case wakeWoken:
-				w.look(w.partition.base)
+				w.wakeFetchers(w.partition.base)
 			case wakeNone, wakeHalt:
 				select {
-				case w.emptied <- key:
+				case w.toUnreserve <- key:
 				default: // the reservation ends by itself
 				}
 			}
@@ -109,7 +108,7 @@ func (w *claimer) wakeFreed(ctx context.Context) {
 	}
 }
 
-// reconsider looks whether a key has messages, and wakes their head, or ends the key's
+// reconsider checks whether a key has messages, and wakes their head, or ends the key's
 // reservation. It does not wait.
 func (w *Worker) reconsider(key string) {
 	select {
@@ -118,8 +117,9 @@ func (w *Worker) reconsider(key string) {
 	}
 }
 
-// unreserve ends the reservation of a key that has no messages which could run now: they
-// were cancelled, have expired, or wait for their time. One that is parked meanwhile makes the reservation anew.
+// unreserve ends the reservation of a key without messages that could run now: they were cancelled,
+// have expired, or wait for their time. A message that is parked meanwhile makes the reservation
+// anew.
 func (w *Worker) unreserve(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -133,7 +133,7 @@ func (w *Worker) unreserve(ctx context.Context, key string) {
 	if reservations.Unreserve(ctx, w.locker, key, stamp) != nil {
 		return
 	}
-	// One that was enqueued meanwhile and met the held key has merely lengthened the reservation.
+	// A message that was enqueued meanwhile and found the key held has only lengthened the reservation.
 	if left, err := w.queue.mayRun(ctx, key); (err != nil || left) && w.queue.reservationWindow > 0 {
 		_, _ = reservations.Reserve(ctx, w.locker, key, w.queue.reservationWindow)
 	}

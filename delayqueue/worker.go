@@ -18,11 +18,10 @@ import (
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
-// Worker runs the messages of a Queue, each under the lock of its key. It is
-// safe for concurrent use. Any number of Workers, in any number of processes,
-// may serve one Queue.
+// Worker runs the messages of a [Queue], each under the lock of its key. It is safe for concurrent
+// use. Any number of Workers, in any number of processes, may serve one Queue.
 //
-// The zero Worker is not useful: use NewWorker.
+// The zero Worker is not useful: use [NewWorker].
 type Worker struct {
 	queue       *Queue
 	locker      *core.Locker
@@ -44,47 +43,45 @@ type Worker struct {
 	stopping chan struct{} // closed: claim no more
 	done     chan struct{} // closed: every goroutine has ended
 
-	// ctx is what every handler's ctx comes from; Stop cancels it when its time
-	// is over.
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	slots    chan struct{} // holds one for each message that is run, or asked for
-	ahead    chan struct{} // more slots, while handlers are quick
-	running  chan struct{} // holds one for each message that is run
-	pace     pace
-	suspects atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
-	alone    chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
-	handlers sync.WaitGroup
-	claims   claims
-	foreign  foreign
-	paused   atomic.Bool
-	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
-	released chan string  // keys that were announced to be free
-	emptied  chan string  // of these, those that have no messages which could run now
-	wakeups  *listener.Listener
-	// The client of heartbeats that the user gave, or nil; and the one that they have.
+	// ctx is the parent of every handler's ctx; Stop cancels it when its own ctx ends.
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+	slots       chan struct{} // holds one for each message that is run, or asked for
+	ahead       chan struct{} // more slots, while handlers are quick
+	running     chan struct{} // holds one for each message that is run
+	pace        pace
+	suspects    atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
+	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
+	handlers    sync.WaitGroup
+	claims      claims
+	foreign     foreign
+	paused      atomic.Bool
+	claimed     atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
+	released    chan string  // keys that may be free: wake their messages
+	toUnreserve chan string  // keys among them without messages that could run now: end their reservations
+	wakeups     *listener.Listener
+	// The client of heartbeats that the user gave, or nil; and the one that they use.
 	heartbeats redis.UniversalClient
 	beats      *dedicated.Client
 
-	claimersMu sync.Mutex
-	claimers   atomic.Pointer[[]*claimer] // of every partition that the Worker has served
+	fetchersMu sync.Mutex
+	fetchers   atomic.Pointer[[]*fetcher] // of every partition that the Worker has served
 	changed    chan struct{}              // holds one: the manifest may have changed
 }
 
-// manifestEvery is how often a Worker reads the manifest, should it hear of no change.
+// manifestEvery is how often a Worker reads the manifest, unless it is told of a change.
 const manifestEvery = 10 * time.Second
 
-// announcements is how many released keys may wait to be passed on. Beyond it
-// they are dropped, and their messages wait for their time.
+// announcements is how many released keys may be buffered. Further ones
+// are dropped, and their messages wait for their time.
 const announcements = 4096
 
-// NewWorker makes a Worker that runs the messages of q with h, under locks of
-// locker, which stays the caller's to close, after the Worker was stopped. For
-// fresh requests and parked ones to exclude each other it must lock on the same
-// Redis, under the same prefix, as the requests' guard, and where the handler comes to a guard, as
-// httplock.Replay does, through the same client (core.WarnOtherLocker tells); the queue may be on
-// another. NewWorker does not talk to Redis. Its error wraps
-// core.ErrInvalidOption.
+// NewWorker makes a Worker that runs the messages of q with h, under locks of locker, which stays
+// the caller's to close, after the Worker was stopped. The locker must use the same Redis and
+// prefix as the guard of the requests, so that fresh requests and parked ones exclude each other.
+// If the handler itself calls a guard, as httplock.Replay does, both lockers must have the same
+// client (otherwise [core.WarnOtherLocker] is reported). The queue may be on another Redis.
+// NewWorker does not talk to Redis. Its error wraps [core.ErrInvalidOption].
 func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (*Worker, error) {
 	switch {
 	case q == nil:
@@ -109,7 +106,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		stopping:    make(chan struct{}),
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
-		emptied:     make(chan string, announcements),
+		toUnreserve: make(chan string, announcements),
 		changed:     make(chan struct{}, 1),
 	}
 	if q.reservationWindow > 0 { // each try of a held key reserves it anew: before that runs out
@@ -141,17 +138,17 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	}
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
-	w.claimers.Store(&[]*claimer{})
+	w.fetchers.Store(&[]*fetcher{})
 	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() {
 		w.beats.Follow()
-		w.look("")
-	}, func(error) { w.beats.Follow() }, w.announced) // the connections that there are may be to an old primary
+		w.wakeFetchers("")
+	}, func(error) { w.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
 	return w, nil
 }
 
-// Start starts the Worker in the background. It does not wait for Redis: while
-// that is down the Worker tries again, with backoff. A Worker starts once:
-// ErrStarted, and after Stop ErrStopped.
+// Start starts the Worker in the background. It does not wait for Redis: while that is down the
+// Worker tries again, with backoff. A Worker starts once: after that Start returns [ErrStarted],
+// and after Stop [ErrStopped].
 func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -166,14 +163,13 @@ func (w *Worker) Start() error {
 	return nil
 }
 
-// Stop makes the Worker claim no more messages, and waits for those that run.
-// When ctx ends first their handlers' ctx is cancelled with ErrStopped as its
-// cause, and Stop goes on waiting for them to return: what they left unfinished
-// goes back to the queue without having spent an attempt, and Stop returns ctx's
-// error. No goroutine is left when it returns.
+// Stop makes the Worker claim no more messages, and waits for those that run. If ctx ends first,
+// the ctx of their handlers is cancelled with [ErrStopped] as its cause, and Stop goes on waiting
+// for them to return. Messages that they left unfinished go back to the queue without having spent
+// an attempt, and Stop returns ctx's error. No goroutine is left when it returns.
 //
-// Stop may be called before Start, more than once, and from several goroutines:
-// each call waits, and the first ctx to end counts for all.
+// Stop may be called before Start, more than once, and from several goroutines: each call waits,
+// and the first ctx to end counts for all.
 func (w *Worker) Stop(ctx context.Context) error {
 	w.mu.Lock()
 	if !w.stopped {
@@ -200,7 +196,8 @@ func (w *Worker) Stop(ctx context.Context) error {
 	return err
 }
 
-// run owns the Worker's goroutines: it returns after all of them.
+// run has the Worker's goroutines: serve → drain what was claimed → end the helpers. It returns
+// after all of them.
 func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
@@ -209,9 +206,9 @@ func (w *Worker) run() {
 	var helpers, claiming, wakers sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background()) // of wakes
 	defer cancel()
-	helpers.Go(func() { w.passOn(ctx, cancel, &wakers, drained) })
+	helpers.Go(func() { w.wakeReleased(ctx, cancel, &wakers, drained) })
 	w.wakeups.Start()
-	w.serve(func(c *claimer) {
+	w.serve(func(c *fetcher) {
 		if !c.served {
 			c.served = true
 			helpers.Go(func() { w.heartbeat(c.partition, drained) })
@@ -226,8 +223,8 @@ func (w *Worker) run() {
 	w.wakeups.Close()
 }
 
-// serve has the partitions of the queue's manifest served, and no others, until Stop.
-func (w *Worker) serve(start func(*claimer)) {
+// serve reads the manifest from time to time, and serves its partitions, and no others, until Stop.
+func (w *Worker) serve(start func(*fetcher)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := 0
@@ -266,18 +263,19 @@ func (w *Worker) serve(start func(*claimer)) {
 	}
 }
 
-// serveOnly starts the claimers of a manifest's partitions, and retires the others; all if there is none.
-func (w *Worker) serveOnly(m *manifest, start func(*claimer)) {
-	for _, c := range *w.claimers.Load() {
+// serveOnly starts the fetchers of a manifest's partitions, and retires the others; all of them
+// without a manifest.
+func (w *Worker) serveOnly(m *manifest, start func(*fetcher)) {
+	for _, c := range *w.fetchers.Load() {
 		if c.retired.Store(m == nil || !slices.Contains(m.partitions, c.partition)); c.retired.Load() {
-			c.lookSoon()
+			c.wakeSoon()
 		}
 	}
 	if m == nil {
 		return
 	}
 	for _, p := range m.partitions {
-		if c := w.claimerOf(p); c.running.CompareAndSwap(false, true) {
+		if c := w.fetcherOf(p); c.running.CompareAndSwap(false, true) {
 			start(c)
 		}
 	}
@@ -291,9 +289,9 @@ func (w *Worker) change() {
 	}
 }
 
-// announced hears what the scripts announce: a partition that has something due, and
+// onWakeMessage takes a message of the scripts: the base of a partition that has something due, and
 // perhaps a key that has no messages any more.
-func (w *Worker) announced(message string) {
+func (w *Worker) onWakeMessage(message string) {
 	base, key, emptied := strings.Cut(message, " ")
 	switch {
 	case emptied:
@@ -302,31 +300,31 @@ func (w *Worker) announced(message string) {
 	case base == "":
 		w.change()
 	}
-	w.look(base)
+	w.wakeFetchers(base)
 }
 
-// look has the partition with this base looked at soon; all of them if there is none.
-func (w *Worker) look(base string) {
+// wakeFetchers wakes the fetcher of the partition with this base; all of them if base is empty.
+func (w *Worker) wakeFetchers(base string) {
 	known := base == ""
-	for _, c := range *w.claimers.Load() {
+	for _, c := range *w.fetchers.Load() {
 		if base == "" || base == c.partition.base {
 			known = true
-			c.lookSoon()
+			c.wakeSoon()
 		}
 	}
-	if !known { // it was made just now
+	if !known { // a new partition
 		w.change()
 	}
 }
 
-// Pause makes the Worker claim no more messages until Resume. Those that it has claimed go on.
-// Queue.Pause is for all Workers.
+// Pause makes the Worker claim no more messages until [Worker.Resume]. Messages that it has claimed
+// go on. [Queue.Pause] is for all Workers.
 func (w *Worker) Pause() { w.paused.Store(true) }
 
-// Resume ends a Pause.
+// Resume ends a [Worker.Pause].
 func (w *Worker) Resume() {
 	w.paused.Store(false)
-	w.look("")
+	w.wakeFetchers("")
 }
 
 func (w *Worker) isStopping() bool {

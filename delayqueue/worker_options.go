@@ -16,14 +16,17 @@ const (
 	maxClaimLease = time.Hour
 )
 
-// WorkerOption configures a Worker.
+// WorkerOption configures a [Worker].
 type WorkerOption func(*Worker) error
 
-// WithConcurrency sets how many messages the Worker runs at once. It claims no
-// more than that, but while its handlers take less than 0.5 ms on average, lately, it claims up to
-// three times as many ahead, so that Redis and handlers need not wait for one another. What was claimed
-// ahead goes back when it has waited for 10 ms, without an attempt spent. If the process dies, what waited has spent one,
-// as what ran: so nothing waits beside a message that has a loss, nor with WithMaxAttempts(1). Default 8; 1 to 10,000.
+// WithConcurrency sets how many messages the Worker runs at once. Default 8; 1 to 10,000.
+//
+// The Worker claims no more messages than that, except while its handlers have lately taken less
+// than 0.5 ms on average: then it claims up to three times as many ahead, so that Redis and
+// handlers need not wait for one another. A message that was claimed ahead and has waited for 10 ms
+// goes back, without an attempt spent. If the process dies, messages that waited have spent an
+// attempt, like those that ran. So none waits beside a message that has a loss, nor with
+// WithMaxAttempts(1).
 func WithConcurrency(n int) WorkerOption {
 	return func(w *Worker) error {
 		w.concurrency = n
@@ -31,10 +34,9 @@ func WithConcurrency(n int) WorkerOption {
 	}
 }
 
-// WithClaimLease sets how long a message stays with a Worker that says nothing
-// more: a message of a killed worker is run again after it. A Worker renews its
-// claims at a third of it, for as long as handlers run. Default 30 s; 100 ms to
-// 1 h.
+// WithClaimLease sets the length of a claim: a message of a worker that was killed is run again
+// after it. A Worker renews its claims at a third of it, for as long as handlers run. Default 30 s;
+// 100 ms to 1 h.
 func WithClaimLease(d time.Duration) WorkerOption {
 	return func(w *Worker) error {
 		w.lease = d
@@ -46,10 +48,11 @@ func WithClaimLease(d time.Duration) WorkerOption {
 }
 
 // WithHeartbeatClient sets the client over which the Worker renews its claims: a client of the
-// queue's Redis, which stays the caller's to close, after the Worker was stopped. Default: one
-// like the queue's, with up to 9 connections of its own to each node and without its hooks, so
-// that commands of others that use up the pool cost no claim. The default follows a Sentinel
-// failover; one that is given has to do so itself, as go-redis's failover client does.
+// queue's Redis, which stays the caller's to close, after the Worker was stopped. Default: a client
+// like the queue's, without its hooks and with up to 9 connections of its own to each node, so that
+// other commands that use up the pool cost no claim. The default client follows a Sentinel
+// failover. A client that is given has to do so itself, as go-redis's failover client does. Nil is
+// a core.ErrInvalidOption.
 func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	return func(w *Worker) error {
 		if absent.Is(rdb) {
@@ -60,16 +63,18 @@ func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	}
 }
 
-// WithAcquireOptions has the Worker take the keys of its messages with these options, as [core.Locker.Guard]
-// takes those of its calls: [core.MinHold], [core.MaxHold], [core.FixedLease], [core.LeaseTTL],
-// [core.WaitReplicas] and [core.Named]. The Worker does not know the options of the guards that parked its
-// messages: what a guard's MinHold or WaitReplicas promises holds for these only if it is
-// given here too. The options are for all messages that have a key: routes that need others need a queue of their own.
+// WithAcquireOptions sets the options with which the Worker takes the keys of its messages, as
+// [core.Locker.Guard] does for its calls: [core.MinHold], [core.MaxHold], [core.FixedLease],
+// [core.LeaseTTL], [core.WaitReplicas] and [core.Named]. The Worker does not know the options of
+// the guards that parked its messages: what a guard's MinHold or WaitReplicas promises holds for
+// parked calls only if it is also given here. The options apply to all messages that have a key:
+// routes that need others need a queue of their own.
 //
-// Each message has a lease of its own then, where otherwise messages of one key share one for up to
-// 100 ms. One that outlasts MaxHold has lost its lease: a failed attempt. MinHold counts from each grant, also where
-// the message failed or is handed back. Shared, and Counted of more
-// than one, are refused: a message has its key for itself. Given again it adds to them. Default: none.
+// With options, each message has its own lease; without, messages of one key share one for up to
+// 100 ms. A message that outlasts MaxHold has lost its lease: a failed attempt. MinHold counts from
+// each grant, also if the message failed or is handed back. Shared, and Counted of more than one,
+// are refused, since a message has its key for itself. If given again it adds to the options.
+// Default: none.
 func WithAcquireOptions(opts ...core.AcquireOption) WorkerOption {
 	return func(w *Worker) error {
 		w.lockOptions = append(w.lockOptions, opts...)
@@ -84,9 +89,9 @@ func WithAcquireOptions(opts ...core.AcquireOption) WorkerOption {
 	}
 }
 
-// WithRetryBackoff sets the delay after a message's first failed attempt, which
-// doubles with each further one up to most. It is spread by a fifth, downwards.
-// Default 1 s to 1 min; initial is 1 ms or more, and most no less than initial.
+// WithRetryBackoff sets the delay after a message's first failed attempt. It doubles with each
+// further one, up to most, and is shortened by up to a fifth at random. Default 1 s to 1 min;
+// initial is at least 1 ms, and most at least initial.
 func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	return func(w *Worker) error {
 		w.retry = bounds{initial, most}
@@ -98,11 +103,13 @@ func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	}
 }
 
-// WithCheck has check asked about messages of a name of which the Handler has handed one back, before anything is done for
-// them: an error hands the message back as [HandBack] does, without a lock and without the Handler, so that thousands of messages that
-// this process cannot run cost it little from the first on. Nil lets it take its way to the Handler, which decides. check must not do
-// the work, as the key is not held; it is called by many goroutines. httplock.CheckReplay is one for httplock.Replay. Default:
-// none; then the first look at each such message takes its key's lock.
+// WithCheck sets a function that decides, without the lock, whether this process can run a message.
+// It is called once the Handler has handed back a message of the same name. If it returns an error,
+// the message is handed back as with [HandBack], without a lock and without the Handler: so
+// thousands of messages that this process cannot run cost it little. If it returns nil, the message
+// goes on to the Handler, which decides. check must not do the work, since the key is not held; it
+// is called by many goroutines. For httplock.Replay there is httplock.CheckReplay. Default: none;
+// then the first attempt at each such message takes its key's lock. Nil is a core.ErrInvalidOption.
 func WithCheck(check func(m Message) error) WorkerOption {
 	return func(w *Worker) error {
 		if check == nil {
@@ -116,8 +123,8 @@ func WithCheck(check func(m Message) error) WorkerOption {
 // Middleware wraps a Handler, such as for tracing or a time limit.
 type Middleware func(Handler) Handler
 
-// WithMiddleware wraps the Worker's Handler: the first is the outermost. Given again it
-// adds within.
+// WithMiddleware wraps the Worker's Handler: the first Middleware is the outermost. If given again,
+// it adds inner ones.
 func WithMiddleware(ms ...Middleware) WorkerOption {
 	return func(w *Worker) error {
 		for _, m := range ms {
@@ -130,8 +137,8 @@ func WithMiddleware(ms ...Middleware) WorkerOption {
 	}
 }
 
-// WithLogger sets where the Worker reports what goes wrong: it has no caller to
-// return errors to. Default slog.Default.
+// WithLogger sets the logger for errors: the Worker has no caller to return them to. Default
+// [slog.Default]. Nil is a core.ErrInvalidOption.
 func WithLogger(log *slog.Logger) WorkerOption {
 	return func(w *Worker) error {
 		if log == nil {
@@ -142,7 +149,8 @@ func WithLogger(log *slog.Logger) WorkerOption {
 	}
 }
 
-// WithObserver sets who is told what the Worker does. Default: the Queue's observer.
+// WithObserver sets the [Observer] of the Worker. Default: the Queue's observer. Nil is a
+// core.ErrInvalidOption.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
 		if absent.Is(o) {

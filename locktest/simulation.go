@@ -11,23 +11,23 @@ import (
 	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
-// simulation is what an embedded Redis can be told to do.
+// simulation controls an embedded Redis.
 type simulation struct {
 	redis   *embedded.Server
 	clients sync.Map     // the *server.Peer of each connection
-	ahead   atomic.Int64 // nanoseconds that its clock is ahead
+	ahead   atomic.Int64 // by how many nanoseconds its clock is ahead
 	down    atomic.Bool
 }
 
-// simulate is called before the first client comes.
+// simulate is called before the first client connects.
 func simulate(redis *embedded.Server) *simulation {
 	s := &simulation{redis: redis}
 	redis.Server().SetPreHook(s.before)
 	return s
 }
 
-// before sees each command before miniredis does, those of scripts included. It reports
-// whether it has dealt with it.
+// before is called before miniredis runs a command, also one of a script. It reports whether it has
+// handled it.
 func (s *simulation) before(peer *server.Peer, cmd string, _ ...string) bool {
 	// A script that has begun goes on to its end.
 	if s.isClient(peer) && s.down.Load() {
@@ -45,8 +45,8 @@ func (s *simulation) before(peer *server.Peer, cmd string, _ ...string) bool {
 	return true
 }
 
-// isClient tells a connection from a script, for each command of which miniredis makes a
-// peer: one with a Ctx, which a connection gets from its first command.
+// isClient tells a connection from a script: miniredis makes a peer with a Ctx for each command of
+// a script, and a connection gets a Ctx from its first command.
 func (s *simulation) isClient(peer *server.Peer) bool {
 	if peer.Ctx == nil {
 		s.clients.Store(peer, nil)
@@ -57,8 +57,8 @@ func (s *simulation) isClient(peer *server.Peer) bool {
 	return known
 }
 
-// forward sets the clock forward: the one that scripts see, and the one of records
-// that expire.
+// forward sets the clock forward: both the one that scripts see, and the one by which records
+// expire.
 func (s *simulation) forward(d time.Duration) {
 	s.ahead.Add(int64(d))
 	s.redis.FastForward(d)

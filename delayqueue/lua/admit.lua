@@ -1,9 +1,9 @@
--- How messages get into a partition, within its bounds: what enqueue.lua and redrive.lua share, after common.lua.
+-- Stores messages in a partition, within its bounds, for enqueue.lua and redrive.lua; after common.lua.
 --
--- ARGV[3]  how many open and running messages the partition may have; after spaces, how many of them may be of one
+-- ARGV[3]  how many queued and running messages the partition may have; after spaces, how many of them may be of one
 --          key, and how many bytes those of a key and those of a principal may take
-local max_depth, max_line, max_key, max_principal = ARGV[3]:match('^(%d+) (%d+) (%d+) (%d+)$')
-max_depth, max_line, max_key, max_principal = tonumber(max_depth), tonumber(max_line), tonumber(max_key), tonumber(max_principal)
+local max_depth, max_fifo, max_key, max_principal = ARGV[3]:match('^(%d+) (%d+) (%d+) (%d+)$')
+max_depth, max_fifo, max_key, max_principal = tonumber(max_depth), tonumber(max_fifo), tonumber(max_key), tonumber(max_principal)
 
 local all = redis.call('HLEN', m) -- dead letters too
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
@@ -18,15 +18,15 @@ local function full(key, principal, n, size)
     local used = use('k', key)
     if not lengths[key] then
       lengths[key] = math.floor(used / message_size(0, '', 'k', '', '')) -- at most: count only near the bound
-      if lengths[key] + 64 > max_line then
+      if lengths[key] + 64 > max_fifo then
         lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
       end
-      headed[key] = lengths[key] > 0 and #line(key, '1') > 0
+      headed[key] = lengths[key] > 0 and #fifo(key, '1') > 0
       if lengths[key] == 0 then
         uses['k' .. key], used = 0, 0
       end
     end
-    if lengths[key] + n > max_line or used + size > max_key then
+    if lengths[key] + n > max_fifo or used + size > max_key then
       return 'key full'
     end
   end

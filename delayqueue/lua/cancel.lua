@@ -1,4 +1,4 @@
--- Ends queued messages, before they are run.
+-- Cancels queued messages, before they are run.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3..] ids

@@ -1,18 +1,18 @@
--- Takes messages that are due, for one worker and for the length of its claim
--- lease. Before that it gives back what dead workers held. What is too old is
--- ended. Each step is bounded: what is left is answered as something to do at once.
+-- Claims messages that are due, for one worker and for the length of its claim
+-- lease: give back the claims of dead workers → remove old dead letters → claim what is due → end what is too old. Each
+-- step is bounded: if something is left, the reply says that there is something to do at once.
 --
--- Sent again with the same token, after a lost reply, it answers the messages
--- that it took the first time, with a new lease, and takes no others.
+-- If it is sent again with the same token, after a lost reply, it returns the messages
+-- that it claimed the first time, with a new lease, and claims no others.
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3]  token of this claim: the owner of what it takes. It may end in .<n>, which grows
+-- ARGV[3]  token of this claim: the owner of the messages. It may end in .<n>, a number that grows
 -- ARGV[4]  claim lease, in ms
--- ARGV[5]  how many messages to take at most
--- ARGV[6]  how many bytes of payload to take at most, the last message's aside
--- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
---           with this token took: it is used up; redelivered, expired, keys that have
---           no messages any more which nobody ran, now in ms and, after a space, what closed the partition, messages as told() has them}
+-- ARGV[5]  how many messages to claim at most
+-- ARGV[6]  how many bytes of payload to claim at most, besides the last message's
+-- returns  {ms until there is something to do, or -1 if an earlier call with this token claimed messages and
+--           none of them is left; how many were redelivered; how many expired; keys whose last message ended
+--           without being run; now in ms and, after a space, the closed field; then the messages, as delivery() makes them}
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
@@ -24,12 +24,12 @@ local APART = 10 -- ms
 redis.call('HDEL', c, '')
 span = lease + retention
 
-local reply = {0, 0, 0, {}, told_now()}
-local session, turn = token:match('^(.*)%.(%d+)$')
-session, turn = session or token, tonumber(turn) or 1
+local reply = {0, 0, 0, {}, reply_now()}
+local session, number = token:match('^(.*)%.(%d+)$')
+session, number = session or token, tonumber(number) or 1
 local last, taken = (token ~= '' and redis.call('HGET', k, session) or ''):match('^%d+ (%d+)(.*)$')
-if last and turn <= tonumber(last) then
-  for id in string.gmatch(turn == tonumber(last) and taken or '', '%S+') do
+if last and number <= tonumber(last) then
+  for id in string.gmatch(number == tonumber(last) and taken or '', '%S+') do
     reply[#reply + 1] = again(id, token, lease)
   end
   reply[1] = #reply == 5 and -1 or 0
@@ -71,7 +71,7 @@ if paused_until <= now then
   for i = first, #reply do
     ids[#ids + 1] = split(reply[i][1])
   end
-  if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' ')) == 1 then
+  if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. number .. ' ' .. table.concat(ids, ' ')) == 1 then
     made, touched[k] = true, true
     local some = redis.call('HRANDFIELD', k, STEPS, 'WITHVALUES')
     for i = 1, #some, 2 do

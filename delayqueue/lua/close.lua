@@ -1,8 +1,8 @@
--- Closes a partition, unless it is closed: nothing that is new is stored from here on.
--- Tells what is left.
+-- Closes a partition, unless it is closed: no new message is stored any more. Reports
+-- what is left.
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3]  what comes after it: <generation>:<partitions>
+-- ARGV[3]  the generation that follows: <generation>:<partitions>
 -- ARGV[4..] keys
 -- returns  {for how long it is paused, in ms; how many of its keys are left that hold messages, or remember
 --           them; how many messages are queued or run and how many keys are halted; for each key 2 if it is halted, 1 if it
@@ -17,7 +17,7 @@ local left = {
   redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h),
 }
 for i = 4, #ARGV do
-  left[i] = redis.call('HEXISTS', h, ARGV[i]) == 1 and 2 or #line(ARGV[i], '1')
+  left[i] = redis.call('HEXISTS', h, ARGV[i]) == 1 and 2 or #fifo(ARGV[i], '1')
 end
 flush()
 keep(c, LASTS, 0, endless)

@@ -1,22 +1,23 @@
--- What the scripts of a queue share: each begins with it. docs/protocol.md has the layout.
+-- The beginning of every script on a partition: its arguments, the layout, and functions to read and write it.
+-- docs/protocol.md describes the layout.
 --
 -- KEYS     all keys of a partition, in the order below: they share a hash tag, so one slot; then
 --          the keys of long payloads, of messages that the caller names and that have one
--- ARGV[1]  how long what ended is remembered, in ms, at least; after a space, how many bytes the
+-- ARGV[1]  the retention of messages that have ended, in ms, at least; after a space, how many bytes the
 --          partition may take
--- ARGV[2]  how long dead letters are kept, in ms
+-- ARGV[2]  the retention of dead letters, in ms
 --
 -- m  HASH  id -> record: a message that is queued or running, or a dead letter
 -- z  ZSET  member -> when to look next, in ms: keyless messages, heads of keys, delayed ones
 -- w  ZSET  member -> end of the claim, in ms: what runs
 -- r  HASH  id -> attempts: of those that run, or were tried
 -- f  ZSET  place, all of score 0: every key's FIFO, head first; then what is delayed
--- c  HASH  counts, and what the partition has to remember of itself
+-- c  HASH  counts, and the state of the partition itself
 -- x  ZSET  id -> ms of death
 -- y  HASH  id -> ending, of dead letters
 -- e  ZSET  key -> ms when the last of its messages ended unrun
--- k  HASH  what a call answered that must not be done twice
--- d0 to d4 HASH  id -> ending, '<id> ' -> result: what ended, in buckets that rotate
+-- k  HASH  receipts of claims, for the reply to a claim that is sent again
+-- d0 to d4 HASH  id -> ending, '<id> ' -> result: messages that have ended, in buckets that rotate
 -- u  HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
 --          without its times -> id of the message that a newer one replaces
 -- h  HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
@@ -189,7 +190,7 @@ local function look_at(member, at)
 end
 
 -- The first places of a key, without what is delayed.
-local function line(key, n)
+local function fifo(key, n)
   return redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
 end
 
@@ -200,8 +201,8 @@ local function is_running(state)
   return flag == 'r' or flag == 'R'
 end
 
--- Whether a claim is as its worker was told; since then its flag and its mark may have changed.
-local function is_held(state, told) return state == told or is_running(state) and state:sub(8) == told:sub(8) end
+-- Whether a claim is still the one whose attempts were sent to its worker; since then its flag and its mark may have changed.
+local function is_held(state, sent) return state == sent or is_running(state) and state:sub(8) == sent:sub(8) end
 
 -- Publishes to a channel of the queue, which may be forbidden.
 local function publish(channel, message)
@@ -255,11 +256,11 @@ local function flush()
   if later then
     till = now + math.floor(span + math.min(span / 4, SLACK))
   end
-  local large, turns = endless, false
+  local large, crosses = endless, false
   if next(added) or next(removed) or next(touched) then
     large = redis.call('HLEN', m) > LARGE
-    turns = large ~= endless
-    if turns then
+    crosses = large ~= endless
+    if crosses then
       add(c, 'endless', large and '1' or '0')
     end
   end
@@ -275,8 +276,8 @@ local function flush()
     end
   end
   apply()
-  if turns or not large and (later or made) then
-    keep_all(turns or later, large)
+  if crosses or not large and (later or made) then
+    keep_all(crosses or later, large)
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))

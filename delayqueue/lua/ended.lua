@@ -1,11 +1,11 @@
--- How messages end that are not run, and dead letters, after finish.lua.
+-- The ends of messages that are not run, and of dead letters; after finish.lua.
 
 local UNTRIED = '-------0 0 0 0  ' -- attempts
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
 
 -- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
 local function advance(key, at_once)
-  local head = line(key, '1')[1]
+  local head = fifo(key, '1')[1]
   local member = head and id_at(head, key) .. ' ' .. key
   if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
     look_at(member, now)
@@ -32,7 +32,7 @@ local function tidy()
   apply()
 end
 
--- Writes to r what became of a message that was there as it was, or was not. Without room its cause is not kept.
+-- Writes a message's attempts to r; was: those that were there. Without room its cause is not stored.
 local function note_tries(id, key, principal, flag, tries, was)
   local counted = cause_size(was)
   local more = cause_size(tries) - counted
@@ -66,7 +66,7 @@ local function replaceable(slot, key)
   end
 end
 
--- Ends a queued message that is not to be run: as 'e', expired, 'c', cancelled, or 's', superseded by another one.
+-- Ends a queued message that is not to be run, as 'e', expired, 'c', cancelled, or 's', superseded by another message.
 local function discard(id, key, rec, how, by)
   local t, state = read(id, rec), redis.call('HGET', r, id)
   local tried, cause = (state or UNTRIED):match('^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
@@ -100,7 +100,7 @@ end
 -- Forgets a dead letter.
 local function forget(id)
   local t = read(id, redis.call('HGET', m, id) or '')
-  weigh(-letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
+  weigh(-dead_letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
   remove(x, id)
   remove(y, id)
   remove(m, id)

@@ -1,5 +1,5 @@
--- Stores messages, each unless one of its id is stored already: then it answers as
--- the first time did, and changes nothing.
+-- Stores messages: usual ones at once, others by room.lua. If a message with the id is stored already, the reply is
+-- that of the first time, and nothing is changed.
 --
 -- KEYS, ARGV[1..3]  see common.lua and admit.lua
 -- ARGV[4]   how many messages

@@ -1,9 +1,9 @@
--- Lengthens claims: the heartbeat of a worker, for all that it runs.
+-- Lengthens claims: the heartbeat of a worker, for all messages that it runs.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]  claim lease, in ms
 -- ARGV[4]  1 when the messages are about to run alone in their worker, else 0
--- ARGV[5..] id, key, attempts as they were told, of each claim
+-- ARGV[5..] for each claim: id, key, attempts as they were sent to the worker
 -- returns  for each claim 1 when the caller still holds it, else 0
 -- #include common.lua
 local lease, alone, replies = tonumber(ARGV[3]), ARGV[4] == '1', {}

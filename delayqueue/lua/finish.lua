@@ -1,4 +1,4 @@
--- Records, and how messages end: after common.lua.
+-- Reads records, and ends messages; after common.lua.
 
 local MINUTE = math.min(60000, retention)
 local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
@@ -17,8 +17,8 @@ end
 
 local function first_in(set) return tonumber(redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
 
--- What workers are told of the time, and of the partition.
-local function told_now() return closed and NOW .. ' ' .. closed or NOW end
+-- The time and the closed field, in replies for workers.
+local function reply_now() return closed and NOW .. ' ' .. closed or NOW end
 
 local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
 
@@ -83,12 +83,12 @@ end
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
 -- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
 local function remember()
-  local turns = current_since > now or now - current_since >= retention / 4
-  if turns or ended_bytes > max_bytes / 10 then
+  local rotates = current_since > now or now - current_since >= retention / 4
+  if rotates or ended_bytes > max_bytes / 10 then
     local all = read_buckets()
     make_room(all)
     local oldest = (current + 1) % 5
-    if (turns or all.bytes[current] > max_bytes / 10) and is_needless(all, oldest) then
+    if (rotates or all.bytes[current] > max_bytes / 10) and is_needless(all, oldest) then
       drop(all, oldest)
       add(c, 'bucket', oldest)
       add(c, 'since', NOW)
@@ -115,7 +115,7 @@ local function remember()
 end
 
 -- A dead letter has entries in m, x and y alone.
-local function letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
+local function dead_letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
 
 -- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
 local function finish(id, key, principal, slot, n, tries, how, ending, result)
@@ -130,7 +130,7 @@ local function finish(id, key, principal, slot, n, tries, how, ending, result)
     redis.call('HSETNX', m, id, '')
     add(y, id, ending)
     add(x, id, NOW)
-    weigh(letter_size(id, n, #ending) - size)
+    weigh(dead_letter_size(id, n, #ending) - size)
     span = math.max(span, dead_retention)
   else
     remove(m, id)

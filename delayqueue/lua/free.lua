@@ -1,8 +1,9 @@
--- Frees long payloads of messages that have ended. Of an id that was enqueued anew it is the new one's.
+-- Frees long payloads of messages that have ended. If a message with the id was enqueued anew, the payload is that one's.
 --
 -- KEYS[1]   m, as common.lua has it
 -- KEYS[2..] payloads
 -- ARGV      the id of each
+-- returns   0
 for i, rec in ipairs(redis.call('HMGET', KEYS[1], unpack(ARGV))) do
   if not rec then
     redis.call('UNLINK', KEYS[1 + i])

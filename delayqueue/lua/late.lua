@@ -1,4 +1,4 @@
--- What only some of the calls need that give messages to workers, after take.lua and ended.lua.
+-- The rarer steps of giving messages to workers: delayed ones join, those that are too old end; after take.lua and ended.lua.
 
 -- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
 local function join(id, key)
@@ -24,7 +24,7 @@ local function start_late(lease, max_payload, replies)
       member = id .. ' '
     elseif key ~= '' then
       join(id, key)
-      places = line(key, '2')
+      places = fifo(key, '2')
     end
     if not places or id_at(places[1] or '', key) == id then
       want(id, member, places, token, due)
@@ -49,6 +49,6 @@ local function again(id, token, lease)
   local member = id .. ' ' .. key
   if rec ~= '' and owner == token and not too_old(rec) and redis.call('ZSCORE', w, member) then
     add(w, member, text(now + lease))
-    return told(member, rec, 'r' .. tries, key ~= '' and line(key, '2')[2] and 1 or 0, false, '')
+    return delivery(member, rec, 'r' .. tries, key ~= '' and fifo(key, '2')[2] and 1 or 0, false, '')
   end
 end

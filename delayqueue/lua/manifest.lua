@@ -1,14 +1,14 @@
--- Tells the manifest of a queue, and changes it first if it is as the caller has read it.
+-- Reads the manifest of a queue, after changing it if its revision is still the one that the caller has read.
 --
 -- KEYS[1]  the manifest
 -- ARGV[1]  the revision that the caller has read, '' if there was none; without it nothing is changed
--- ARGV[2..] fields and values that are set
--- returns   {revision, layout, generations, next, service, encrypted, totals}, '' for what there is not
+-- ARGV[2..] fields and values to set
+-- returns   {revision, layout, generations, next, service, encrypted, totals}, '' for a field that is not set
 if ARGV[1] and (redis.call('HGET', KEYS[1], 'revision') or '') == ARGV[1] then
   redis.call('HSET', KEYS[1], 'revision', string.format('%.0f', (tonumber(ARGV[1]) or 0) + 1), unpack(ARGV, 2))
 end
-local told = redis.call('HMGET', KEYS[1], 'revision', 'layout', 'generations', 'next', 'service', 'encrypted', 'totals')
-for i, value in ipairs(told) do
-  told[i] = value or ''
+local found = redis.call('HMGET', KEYS[1], 'revision', 'layout', 'generations', 'next', 'service', 'encrypted', 'totals')
+for i, value in ipairs(found) do
+  found[i] = value or ''
 end
-return told
+return found

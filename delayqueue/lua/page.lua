@@ -1,5 +1,5 @@
--- Reads a page of a sorted set, from a position on. The position is that of an entry, which need
--- not be there: it may be another partition's.
+-- Reads a page of a sorted set, after a position. The position is that of an entry, which need
+-- not be in this set: it may be another partition's.
 --
 -- KEYS     see common.lua
 -- ARGV[1]  which of them it is

@@ -1,8 +1,8 @@
--- Forgets dead letters. What has an entry among them and is none loses the entry.
+-- Removes dead letters, and entries among them that are not dead letters.
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3..] of each: id, when it died as its ending has it, or '' for whenever that was
--- returns   for each 1 when nothing is left of it, by this call or before, else 0
+-- ARGV[3..] for each: id, and when it died as its ending has it, or '' for any time
+-- returns   for each 1 when it is removed, by this call or before, else 0
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua

@@ -1,12 +1,12 @@
--- Puts dead letters back into the queue, each at the end of its key's line, as if
--- it were new: its attempts and conflicts are counted anew. Its losses stay: they
--- tell that the work may have been done before.
+-- Puts dead letters back into the queue, each at the end of its key's FIFO, as if
+-- it were new: its attempts and conflicts start at 0 again. Its losses stay: they
+-- show that the work may have been done before.
 --
 -- KEYS, ARGV[1..3]  see common.lua and admit.lua
 -- ARGV[4]   the greatest age of each, in ms from now
--- ARGV[5..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
--- returns   for each 'redriven', 'key full', 'queue full', 'damaged', '' when it died anew;
---           what is no dead letter is redriven, by this call or before
+-- ARGV[5..] for each dead letter: id, and when it died as its ending has it, or '' for any time
+-- returns   for each 'redriven', 'key full', 'principal full', 'queue full', 'damaged', '' when it died anew;
+--           an id that is not a dead letter's counts as redriven
 -- #include common.lua
 -- #include admit.lua
 -- #include room.lua
@@ -30,11 +30,11 @@ local function redrive(id, died)
     return why
   end
   local size = message_size(t.n, id, t.key, t.principal, '')
-  weigh(size - letter_size(id, t.n, #ending))
+  weigh(size - dead_letter_size(id, t.n, #ending))
   local number, due = next_seq(), (t.key == '' or not headed[t.key]) and now
   if t.key ~= '' and resume(t.key, id) then -- it goes before those that it halted
     number, due = t.number, now
-    for _, place in ipairs(line(t.key, '1')) do
+    for _, place in ipairs(fifo(t.key, '1')) do
       remove(z, id_at(place, t.key) .. ' ' .. t.key)
     end
   end

@@ -1,4 +1,4 @@
--- How room is made for a message, after admit.lua.
+-- Makes room for a message, by ending messages that are too old; after admit.lua.
 -- #include finish.lua
 -- #include ended.lua
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
@@ -20,7 +20,7 @@ local function refusal(key, principal, size)
     return why
   end
   apply()
-  for _, place in ipairs(key ~= '' and line(key, STEPS) or {}) do
+  for _, place in ipairs(key ~= '' and fifo(key, STEPS) or {}) do
     expire(id_at(place, key))
   end
   tidy()

@@ -1,17 +1,17 @@
--- Ends claims, each if the caller holds it; and claims the next message of the same
--- key for a worker who goes on under the key's lock, or what is due. Sent again by the
--- same caller it answers as the first time did.
+-- Ends claims, each if the caller holds it → claims the next messages: the next of the same
+-- key for a worker that goes on under the key's lock, or one that is due. If it is sent again by the
+-- same caller, the reply is that of the first time.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   claim lease, in ms, of what is claimed next
--- ARGV[4]   a time of Redis in ms, no later than the end of what any of the claims claimed when it was settled first
--- ARGV[5..] of each claim: id, key or '', principal or '', seq, attempts as they were told, and
+-- ARGV[4]   a time of Redis in ms, no later than the ends of the claims that the first tries of these settlements made
+-- ARGV[5..] for each claim: id, key or '', principal or '', seq, attempts as they were sent to the worker, and
 --   how     d  it is done
 --           E  it expires: it would be too old for its next attempt
---           x  it becomes a dead letter; then p when that halts the messages of its key, k when it halts its key, else -
---           m  it was carried over to another partition: it is forgotten here
+--           x  it becomes a dead letter; then p if that halts the messages of its key, k if it halts its key, else -
+--           m  it was carried over to another partition: it is removed here
 --           r  the attempt failed; the message goes back
---           b  it goes back, and this is no failure; then w when it waits for its own key, so that wake.lua makes it due
+--           b  it goes back without a failed attempt; then w if it waits for its own key, so that wake.lua makes it due
 --           h  it goes back: this worker cannot run it, another may
 --   slot    which field of u has it, if a newer message may replace it
 --   size    of its record and its payload, in bytes
@@ -53,7 +53,7 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
   end
   finish(id, key, principal, slot, tonumber(size), tries:sub(2), letter, ending, result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
-    remove(f, seq ~= '' and key .. '\n' .. seq .. id or line(key, '1')[1])
+    remove(f, seq ~= '' and key .. '\n' .. seq .. id or fifo(key, '1')[1])
   end
 end
 
@@ -103,7 +103,7 @@ apply()
 
 -- What is claimed next: of their key, and what is due.
 for i, key in ipairs(heads) do
-  local first, token = line(key, '2'), next_of[i]
+  local first, token = fifo(key, '2'), next_of[i]
   local id = first[1] and id_at(first[1], key)
   if id and token then
     want(id, id .. ' ' .. key, first, token, NOW)
@@ -117,7 +117,7 @@ start(lease, BYTES, replies)
 local function answer()
   span = math.max(span, lease + retention)
   apply()
-  replies[#states + 1] = told_now()
+  replies[#states + 1] = reply_now()
   replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
   return conclude(replies)
 end

@@ -1,4 +1,4 @@
--- Counts the messages of a partition.
+-- Counts the messages of a partition, and reads its counters.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- returns  {now in ms, how many there are with dead letters, dead letters with those that are too old, running, dead, due,

@@ -1,11 +1,11 @@
--- Ends the message that a newer one replaces which came to another partition, as this one is
--- closed; if no handler was given it yet.
+-- Ends the message of a closed partition that a newer one, stored in another partition, replaces, unless it was given to a
+-- handler.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]  key
--- ARGV[4]  what its record has from the lengths on, without a payload
--- ARGV[5]  id of the newer one; '' to look only
--- ARGV[6]  id of the one that is ended if a newer one may replace it, or '' for whichever may be replaced
+-- ARGV[4]  its record from the lengths on, without the payload
+-- ARGV[5]  id of the newer message; '' to change nothing
+-- ARGV[6]  id of the message to end if a newer one may replace it, or '' for any that may be replaced
 -- returns  {id of the message that a newer one would replace, '' if there is none; 1 when this
 --           is closed, no message is queued or runs here and no key is halted, else 0}
 -- #include common.lua

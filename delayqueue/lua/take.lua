@@ -1,5 +1,5 @@
--- How messages are given to workers: what claim.lua and settle.lua share, after finish.lua.
-local wanted, members, behind, tokens, since = {}, {}, {}, {}, {}
+-- Gives messages to workers, for claim.lua and settle.lua: want → start; after finish.lua.
+local wanted, members, queued_after, tokens, since = {}, {}, {}, {}, {}
 local asked = {} -- token -> where in the replies stands what it claims; nil: at the end
 local payloads = 0 -- bytes that were given
 local late, old = {}, {} -- {member, token, due} of what is not its key's head, as it was delayed; {id, key, record} of what is too old
@@ -7,7 +7,7 @@ local late, old = {}, {} -- {member, token, due} of what is not its key's head, 
 -- Has a message, its key's head if it has one, given to a worker by start(). It was due since then, in ms.
 local function want(id, member, places, token, due)
   local n = #wanted + 1
-  wanted[n], members[n], behind[n], tokens[n], since[n] = id, member, places and places[2] and 1 or 0, token, due
+  wanted[n], members[n], queued_after[n], tokens[n], since[n] = id, member, places and places[2] and 1 or 0, token, due
 end
 
 -- Has messages that are due given to workers, as many as there are tokens.
@@ -16,7 +16,7 @@ local function want_due(list)
   for i = 1, #found / 2 do
     local member, due = found[2 * i - 1], found[2 * i]
     local id, key = split(member)
-    local places = key ~= '' and line(key, '2')
+    local places = key ~= '' and fifo(key, '2')
     if #id == #member or places and id_at(places[1] or '', key) ~= id then
       late[#late + 1] = {member, list[i], due}
     else
@@ -31,8 +31,8 @@ local function attempt(state, token)
   return mark and mark .. attempts + 1 .. ' ' .. counted .. ' ' .. token .. ' ' .. cause
 end
 
--- What a worker is told of a message.
-local function told(member, rec, tries, behind, waited, due) return {member, rec, tries, behind, waited and 1 or 0, due} end
+-- A message in the reply for its worker.
+local function delivery(member, rec, tries, queued_after, waited, due) return {member, rec, tries, queued_after, waited and 1 or 0, due} end
 
 -- Gives what is wanted to its workers, but not much more than max_payload bytes of payload: what each is told comes
 -- into the replies.
@@ -59,7 +59,7 @@ local function start(lease, max_payload, replies)
         tries, rec, waited = more or tries, more and rec or '', state:sub(1, 1) == 'w'
       end
       tries = 'r' .. tries
-      replies[asked[token] or #replies + 1] = told(member, rec, tries, behind[i], waited, since[i])
+      replies[asked[token] or #replies + 1] = delivery(member, rec, tries, queued_after[i], waited, since[i])
       payloads = payloads + (rec:sub(3, 3) == 'b' and read(id, rec).n or #rec)
       remove(z, member)
       add(w, member, till)

@@ -1,9 +1,10 @@
--- Notes for how many ms more something holds for the partition: 'paused', nothing is claimed; 'awaited', ends
--- are published, since somebody waits for them.
+-- Sets for how long the partition is 'paused' (nothing is claimed) or 'awaited' (ends are published, since a call waits
+-- for one).
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3]  what
+-- ARGV[3]  'paused' or 'awaited'
 -- ARGV[4]  for how long, in ms; 0 ends it
+-- returns  0
 -- #include common.lua
 local what, ms = ARGV[3], tonumber(ARGV[4])
 redis.call('HDEL', c, what)

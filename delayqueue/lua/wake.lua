@@ -1,8 +1,8 @@
--- Makes the heads of keys due that wait for nothing but their key, because it
--- was announced to be free. A head that runs is marked: settle.lua looks.
+-- Makes the heads of keys due that wait only for their key, because a message
+-- said that it is free. A head that runs is marked, for settle.lua.
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3]  '1' to make them due, '0' to look only
+-- ARGV[3]  '1' to make them due, '0' to change nothing
 -- ARGV[4..] keys
 -- returns  for each key 0 when no message of it could run now: it has none, or the head waits for its time, or
 --          the queue is paused; 2 when its head was made due; 3 when a dead letter halts its messages; else 1
@@ -16,7 +16,7 @@ local function quiet(key)
 end
 
 local function look(key)
-  local place, halt = line(key, '1')[1], redis.call('HGET', h, key)
+  local place, halt = fifo(key, '1')[1], redis.call('HGET', h, key)
   if halt then
     return halt:sub(1, 1) == 'k' and 1 or 3
   elseif not place then

@@ -1,16 +1,16 @@
--- Records that a work is to run now, unless it is finished, or its key is bound to
--- another one. Called by the exclusive holder of the work's lock: whoever began it
+-- Records that a piece of work is to run now, unless it is finished, or its key is bound to
+-- another request. The caller holds the work's lock exclusively: a holder that began it
 -- before, and did not finish, has lost that lock.
 --
 -- KEYS[1]  the record: a HASH with a TTL
---   fingerprint  of what was asked for
---   fence        of the lease under which it was begun last
---   outcome      what came of it
---   ticket, queue, until  where it is parked, and until when that is good, in ms
+--   fingerprint  a hash of the request
+--   fence        of the lease under which the work was last begun
+--   outcome      its result
+--   ticket, queue, until  where it is parked, and until when the ticket is valid, in ms
 -- ARGV[1]  fingerprint
 -- ARGV[2]  the caller's fence
--- ARGV[3]  how long the record is remembered, in ms
--- returns  {'ok'} to run it, {'ok', outcome}, {'differs'} or {'overtaken'}
+-- ARGV[3]  the record's TTL, in ms
+-- returns  {'ok'} to run it, {'ok', outcome} if it is finished, {'differs'} or {'overtaken'}
 local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'fence', 'outcome')
 if was[1] and was[1] ~= ARGV[1] then
   return {'differs'}

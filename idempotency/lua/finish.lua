@@ -1,13 +1,13 @@
--- Records what came of a work, unless somebody with a greater fence has begun it since.
--- A record that is gone is made anew: nobody has begun the work since then.
+-- Stores the outcome of a piece of work, unless a holder with a greater fence has begun it since.
+-- A record that is gone is made anew: no other holder has begun the work since then.
 --
 -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then lets
--- the script go on: work that was done is not done again for want of memory.
+-- the script go on: work that was done is not done again because memory is full.
 --
 -- KEYS[1]  the record, as in begin.lua
 -- ARGV[1]  fingerprint
 -- ARGV[2]  the fence under which the caller began it
--- ARGV[3]  how long the record is remembered, in ms
+-- ARGV[3]  the record's TTL, in ms
 -- ARGV[4]  outcome
 -- returns  {'ok'}, {'differs'} or {'overtaken'}
 local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'fence')

@@ -1,11 +1,11 @@
--- Records where a work is parked, unless it is finished.
+-- Records where a piece of work is parked, unless it is finished.
 --
 -- KEYS[1]  the record, as in begin.lua
 -- ARGV[1]  fingerprint
--- ARGV[2]  how long the record is remembered, in ms
+-- ARGV[2]  the record's TTL, in ms
 -- ARGV[3]  ticket
 -- ARGV[4]  queue
--- ARGV[5]  until when the ticket is good, in ms
+-- ARGV[5]  until when the ticket is valid, in ms
 -- returns  {'ok'} or {'differs'}
 local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'outcome')
 if was[1] and was[1] ~= ARGV[1] then

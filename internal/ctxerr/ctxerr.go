@@ -1,4 +1,4 @@
-// Package ctxerr words the end of a caller's ctx.
+// Package ctxerr makes the error of a caller's ctx that has ended.
 package ctxerr
 
 import (
@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Of returns the error of an ended ctx, with its cause when that says more.
+// Of returns the error of an ended ctx, with its cause if that is more than the error.
 func Of(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {

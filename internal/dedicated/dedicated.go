@@ -1,5 +1,5 @@
-// Package dedicated gives what must not wait for connections behind everything else, such as
-// renewals, a Redis client with connections of its own.
+// Package dedicated makes a Redis client with connections of its own, for commands such as renewals that must
+// not wait until others return their connections.
 package dedicated
 
 import (
@@ -12,19 +12,19 @@ import (
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
-// Client is such a client. It is safe for concurrent use.
+// Client is a Redis client with its own connections. It is safe for concurrent use.
 type Client struct {
 	size int
 
 	mu  sync.Mutex
 	rdb redis.UniversalClient
-	// What rdb was made from; nil: rdb is the user's to close.
+	// The client that rdb is a copy of; nil: rdb is the user's to close.
 	origin redis.UniversalClient
 }
 
-// New makes a client like rdb with size connections of its own to each node, which others'
-// commands cannot use up. It opens them when they are used first. If the user gave a client it
-// takes that, and rdb itself when rdb is of another kind than go-redis's.
+// New makes a client like rdb with size connections of its own to each node, which others' commands
+// cannot use up. It opens them at their first use. If given is not nil, it uses that instead; if
+// rdb is not one of go-redis's kinds, it uses rdb itself.
 func New(rdb, given redis.UniversalClient, size int) *Client {
 	c := &Client{size: size, rdb: given}
 	if given != nil {
@@ -38,17 +38,17 @@ func New(rdb, given redis.UniversalClient, size int) *Client {
 	return c
 }
 
-// Get is the client to use now.
+// Get returns the client to use now.
 func (c *Client) Get() redis.UniversalClient {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rdb
 }
 
-// Follow goes to the primary that the sentinels name, and reports whether there are any
-// to follow. go-redis closes the connections to an old primary of the client that it made,
-// and not those of another client with its options. Call it when a subscription of the
-// original client was made anew, or could not be made.
+// Follow reconnects to the primary that the sentinels name, and reports whether there are sentinels
+// to follow. go-redis closes the connections to an old primary only for the client that it made,
+// not for another client with its options. Call it when a subscription of the original client was
+// made anew, or could not be made.
 func (c *Client) Follow() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,13 +70,13 @@ func (c *Client) Close() {
 	}
 }
 
-// SentinelLifetime is how long a connection may be used where sentinels name the primary.
-// go-redis asks them for each new one, and so has the user's client follow too, should it
-// have missed their message.
+// SentinelLifetime is how long a connection may be used where sentinels name the primary. go-redis
+// asks them for each new connection, so the user's client follows too, even if it missed their
+// message.
 const SentinelLifetime = 10 * time.Second
 
-// like makes a client that does not try anything twice, since its commands are sent again
-// anyway. It is nil for a client of an unknown kind.
+// like makes a client that retries nothing, since its commands are sent again anyway. It is nil for
+// a client of an unknown kind.
 func (c *Client) like(rdb redis.UniversalClient) redis.UniversalClient {
 	switch client := rdb.(type) {
 	case *redis.Client:

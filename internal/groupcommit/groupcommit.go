@@ -8,57 +8,57 @@ import (
 	"time"
 )
 
-// slow is how long no batch may have begun before more of them may be under way than the
-// width: those that are may be on dead connections.
+// slow: if no batch has begun for this long, those in flight may be on dead connections, so more
+// than Width may be in flight.
 const slow = 20 * time.Millisecond
 
-// ErrClosed is the error of Add when no goroutine can be had.
+// ErrClosed is the error of Add when no goroutine can be started.
 var ErrClosed = errors.New("groupcommit: closed")
 
-// Options are what a Group needs to know.
+// Options configure a Group.
 type Options[T any] struct {
-	// Run does what a batch asks for, on one goroutine of several. The slice is the group's.
+	// Run handles a batch, on one of several goroutines. It must not retain the slice.
 	Run func(batch []T)
-	// Fits is how many of the first items of a queue, one at least, go into a batch. Nil: all.
+	// Fits returns how many of the first items of a queue go into a batch, at least one. Nil: all.
 	// It must not call the group.
 	Fits func(queue []T) int
 	// Gone reports whether the caller of an item has left. It must not call the group.
 	Gone func(item T) bool
-	// Drop takes the items that are not run, because their callers have left. Nil: nobody does.
+	// Drop is called with items that are not run because their callers have left. It may be nil.
 	Drop func(items []T)
 
-	// Enough reports whether so many items are enough for a batch while another one is under way. Fewer wait for
-	// it. Nil: one is. It must not call the group.
+	// Enough reports whether so many items are enough for a batch while another one is in flight. If not, they wait for
+	// that one. Nil: one item is enough. It must not call the group.
 	Enough func(items int) bool
 
-	// Width is how many batches are under way at once. With more there would be less to do
-	// together; with fewer an item would wait even when nobody is in the way.
+	// Width is how many batches may be in flight at once. With more, batches would be smaller;
+	// with fewer, an item would wait although the server is idle.
 	Width int
-	// Max is how many batches are under way at once while they are slow.
+	// Max is how many batches may be in flight at once while they are slow.
 	Max int
 
-	// Go starts a goroutine, unless it reports false: Add fails with ErrClosed then. Up to Width
-	// of them are kept until Close, since a new one would grow its stack anew under each
+	// Go starts a goroutine, or reports false: then Add fails with ErrClosed. Up to Width
+	// goroutines are retained until Close, since a new one would grow its stack under each
 	// batch, which costs as much as a fifth of a round trip. Nil: they end when there is
 	// nothing to do, and the group needs no closing.
 	Go func(f func()) bool
 }
 
-// Group collects items, and has them run in batches. It is safe for concurrent use.
+// Group collects items and runs them in batches. It is safe for concurrent use.
 type Group[T any] struct {
 	o Options[T]
 
 	mu      sync.Mutex
 	queue   []T
-	left    int       // callers that have left since the queue was last cleared up
-	out     int       // goroutines that run batches, or look for one
-	running int       // batches under way
-	latest  int       // number of the batch that began last
-	since   time.Time // when it did
-	watched bool      // a timer looks whether that is slow
+	left    int       // callers that have left since clearUp last ran
+	out     int       // goroutines that run a batch, or are about to take one
+	running int       // batches in flight
+	latest  int       // number of the latest batch
+	since   time.Time // when it began
+	watched bool      // a timer will check whether it is slow
 	work    sync.Cond
 	idle    int   // goroutines that wait for work
-	closed  bool  // there are to be none
+	closed  bool  // goroutines are not retained
 	err     error // why Add refuses
 }
 
@@ -69,7 +69,7 @@ func New[T any](o Options[T]) *Group[T] {
 	return g
 }
 
-// Add has items run soon. It does not wait. The error is that of Refuse, or ErrClosed.
+// Add has items run soon. It does not wait. It returns the error given to Refuse, or ErrClosed.
 func (g *Group[T]) Add(items ...T) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -83,8 +83,8 @@ func (g *Group[T]) Add(items ...T) error {
 	return nil
 }
 
-// launch has a queue of so many items run: at once, if few batches are under way or they are slow. It reports
-// false if no goroutine can be had. Called with mu held.
+// launch starts a goroutine for a queue of so many items, if few batches are in flight or they are
+// slow. It reports false if none can be started. Called with mu held.
 func (g *Group[T]) launch(items int) bool {
 	if g.out < g.o.Width && (g.out == 0 || g.enough(items)) || g.out < g.o.Max && time.Since(g.since) >= slow {
 		if !g.start() {
@@ -99,8 +99,7 @@ func (g *Group[T]) launch(items int) bool {
 
 func (g *Group[T]) enough(items int) bool { return g.o.Enough == nil || g.o.Enough(items) }
 
-// watch looks at the queue again when the batches under way can be called slow. Called with mu
-// held.
+// watch checks the queue again when the batches in flight would count as slow. Called with mu held.
 func (g *Group[T]) watch() {
 	if g.watched {
 		return
@@ -116,7 +115,7 @@ func (g *Group[T]) watch() {
 	})
 }
 
-// start has a goroutine run batches. Called with mu held.
+// start starts a goroutine that runs batches, or wakes one. Called with mu held.
 func (g *Group[T]) start() bool {
 	switch {
 	case g.idle > 0:
@@ -131,7 +130,7 @@ func (g *Group[T]) start() bool {
 	}
 }
 
-// run runs batch after batch.
+// run is a goroutine of the group: run batches until the queue is empty → wait for work.
 func (g *Group[T]) run() {
 	var batch []T
 	g.mu.Lock()
@@ -144,11 +143,11 @@ func (g *Group[T]) run() {
 			if len(g.queue) == 0 {
 				break
 			}
-			if number > 0 && g.running > 0 && !g.enough(len(g.queue)) { // they wait for that batch
+			if number > 0 && g.running > 0 && !g.enough(len(g.queue)) { // the items wait for that batch
 				g.watch()
 				break
 			}
-			if g.out > g.o.Width && number > 0 && number < g.latest { // they are not slow any more
+			if g.out > g.o.Width && number > 0 && number < g.latest { // batches are not slow any more
 				break
 			}
 			gone := g.clearUp(0)
@@ -173,7 +172,7 @@ func (g *Group[T]) run() {
 	}
 }
 
-// take moves what goes together from the queue to a batch. Called with mu held.
+// take moves the items of the next batch from the queue to batch. Called with mu held.
 func (g *Group[T]) take(batch []T) []T {
 	n := len(g.queue)
 	if g.o.Fits != nil && n > 0 {
@@ -188,10 +187,10 @@ func (g *Group[T]) take(batch []T) []T {
 	return batch
 }
 
-// Enter lets a caller that would wait for its item do the work itself, if no batch is under way
-// or about to be: that saves two switches of goroutines. The goroutine that ran the last batch may
-// still look for another: it finds none. After true the caller must call
-// [Group.Leave]. In a group with a width of one, what is added meanwhile waits for it.
+// Enter lets a caller that would wait for its item do the work itself, if no batch is in flight or
+// about to be: that saves two switches of goroutines. The goroutine that ran the last batch may
+// still check the queue, and finds it empty. After true the caller must call [Group.Leave]. In a
+// group with a width of one, items that are added meanwhile wait for it.
 func (g *Group[T]) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -208,13 +207,13 @@ func (g *Group[T]) Leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running--
-	if len(g.queue) == 0 || !g.start() { // else somebody takes its place
+	if len(g.queue) == 0 || !g.start() { // else another goroutine takes its place
 		g.out--
 	}
 }
 
-// Forget notes that the caller of an item has left. The queue does not outgrow the callers
-// that there are: it is cleared up when half of it may be for nobody.
+// Forget records that the caller of an item has left. The queue does not outgrow the callers that
+// still wait: it is cleared up when half of its items may have none.
 func (g *Group[T]) Forget() {
 	g.mu.Lock()
 	g.left++
@@ -223,8 +222,8 @@ func (g *Group[T]) Forget() {
 	g.drop(gone)
 }
 
-// clearUp takes the items whose callers have left out of the queue, if more than a number of
-// callers have. Called with mu held.
+// clearUp removes the items whose callers have left from the queue, if more than so many callers
+// have. Called with mu held.
 func (g *Group[T]) clearUp(more int) (gone []T) {
 	if g.left <= more {
 		return nil
@@ -246,7 +245,7 @@ func (g *Group[T]) drop(gone []T) {
 	}
 }
 
-// Refuse has Add fail with err, and returns the queue, which is not run. It reports false, and
+// Refuse makes Add fail with err, and returns the queue, which is not run. It reports false, and
 // does nothing, if Add fails already, or after Close.
 func (g *Group[T]) Refuse(err error) (queue []T, refused bool) {
 	g.mu.Lock()
@@ -258,14 +257,14 @@ func (g *Group[T]) Refuse(err error) (queue []T, refused bool) {
 	return queue, true
 }
 
-// Refuses reports whether Add fails with what Refuse was given.
+// Refuses reports whether Refuse is in effect.
 func (g *Group[T]) Refuses() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.err != nil
 }
 
-// Accept ends Refuse. It reports whether there was one.
+// Accept ends Refuse. It reports whether that was in effect.
 func (g *Group[T]) Accept() (refused bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -273,18 +272,18 @@ func (g *Group[T]) Accept() (refused bool) {
 	return refused
 }
 
-// Close has goroutines end as soon as they have nothing to do. It does not wait. What is added
-// later is still run, as long as Go starts goroutines.
+// Close lets the goroutines end as soon as they have nothing to do. It does not wait. Items that
+// are added later are still run, as long as Go starts goroutines.
 func (g *Group[T]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
-	g.out += g.idle // they look whether there is something to do
+	g.out += g.idle // they wake up and check the queue
 	g.idle = 0
 	g.work.Broadcast()
 }
 
-// Goroutines is how many there are.
+// Goroutines is how many goroutines the group has.
 func (g *Group[T]) Goroutines() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

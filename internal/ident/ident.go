@@ -1,4 +1,4 @@
-// Package ident makes and checks what perkey's names in Redis are made of.
+// Package ident makes and checks the parts of perkey's names in Redis.
 package ident
 
 import (
@@ -12,7 +12,7 @@ import (
 // MaxPrefixLen is the length of the longest prefix, in bytes.
 const MaxPrefixLen = 64
 
-// DefaultPrefix is what names begin with unless the user chooses.
+// DefaultPrefix is the prefix of names unless the user sets one.
 const DefaultPrefix = "perkey"
 
 // ValidPrefix reports whether names in Redis may begin with prefix: 1 to 64
@@ -31,7 +31,7 @@ func Random(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// Hash is a hash of parts that tells ("ab", "c") from ("a", "bc").
+// Hash returns a hash of parts in which ("ab", "c") differs from ("a", "bc").
 func Hash(parts ...[]byte) string {
 	h := sha256.New()
 	for _, part := range parts {

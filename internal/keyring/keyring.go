@@ -14,11 +14,11 @@ import (
 	"strings"
 )
 
-// ErrSealed means that what Redis holds cannot be opened with the Keyring: it is not sealed, sealed under a key that the
-// Keyring lacks, of another record, or damaged.
+// ErrSealed means that what Redis has cannot be opened with the Keyring: it is not sealed, is sealed under a key that the
+// Keyring lacks, belongs to another record, or is damaged.
 var ErrSealed = errors.New("cannot be opened")
 
-// These match ErrSealed too. Unlike the others they say nothing of what is stored: another
+// These match ErrSealed too. They do not mean that something is wrong with what is stored: another
 // process may have the key, or be of a newer release.
 var (
 	ErrUnknownKey     = fmt.Errorf("%w: its key is unknown", ErrSealed)
@@ -37,18 +37,19 @@ const (
 	MaxKeyIDLen = 32
 )
 
-// Keyring is delayqueue.Keyring, where its contract is.
+// Keyring is delayqueue.Keyring, which documents it.
 type Keyring struct {
 	// Current is the id of the key that seals.
 	Current string
-	// Keys open what they have sealed, whichever is Current.
+	// Keys are the keys by their ids. Each opens what it has sealed, whichever is Current.
 	Keys map[string][]byte
-	// AcceptUnsealed has what is not sealed used as it is, so that encryption can be switched on while such is
-	// stored. Who writes to Redis can make it up meanwhile: switch it off when the last of it is gone.
+	// AcceptUnsealed accepts data that is not sealed, so that encryption can be switched on while such data is
+	// stored. Meanwhile anyone with write access to Redis can forge data: switch it off when the last unsealed data is
+	// gone.
 	AcceptUnsealed bool
 }
 
-// String names the Current key and counts all.
+// String names the Current key and says how many there are.
 func (k Keyring) String() string {
 	current := "invalid"
 	if checkKeyID(k.Current) == nil { // else it may be a key that got into the wrong field
@@ -57,19 +58,19 @@ func (k Keyring) String() string {
 	return fmt.Sprintf("Keyring(current %s, of %d)", current, len(k.Keys))
 }
 
-// GoString is String.
+// GoString returns String.
 func (k Keyring) GoString() string { return k.String() }
 
 // Format prints String, whatever the verb: %d would show the keys.
 func (k Keyring) Format(f fmt.State, _ rune) { fmt.Fprint(f, k.String()) }
 
-// LogValue is String.
+// LogValue returns String.
 func (k Keyring) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// MarshalText is String: a Keyring can be read from JSON, but not written to it.
+// MarshalText returns String: a Keyring can be read from JSON, but not written to it.
 func (k Keyring) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// Clone copies a Keyring, so that its owner may change or wipe it.
+// Clone copies a Keyring, so that its owner may change or wipe the original.
 func Clone(k Keyring) Keyring {
 	k.Keys = maps.Clone(k.Keys)
 	for id, key := range k.Keys {
@@ -78,7 +79,8 @@ func Clone(k Keyring) Keyring {
 	return k
 }
 
-// Check reports what is wrong with a Keyring. It never shows an id that is invalid: it may be a key in the wrong place.
+// Check returns what is wrong with a Keyring, or nil. It never shows an invalid id: that may be a
+// key in the wrong place.
 func Check(k Keyring) error {
 	if len(k.Keys) == 0 {
 		return errors.New("the Keyring is empty")
@@ -127,23 +129,23 @@ func checkKeyID(id string) error {
 //
 // All before the nonce is the header.
 const (
-	// Magic begins it. 0xff is never in UTF-8: no text looks sealed.
+	// Magic begins the sealed form. 0xff is never in UTF-8, so no text looks sealed.
 	Magic       = "\xffpk"
 	sealVersion = 1
-	// Overhead is what sealing adds at most. It is the same for all keys, so
+	// Overhead is how many bytes sealing adds at most. It is the same for all keys, so
 	// that a rotation does not change what fits.
 	Overhead = len(Magic) + 2 + MaxKeyIDLen + 12 + 16
 )
 
-// Sealer turns what is stored into its sealed form and back, by AES-256-GCM. What something sealed belongs to is bound to it: it does not
-// open as anything else's. A nil Sealer has no keys. It is safe for concurrent use.
+// Sealer seals data with AES-256-GCM, and opens it. Sealed data is bound to what it belongs to: it
+// does not open as anything else's. A nil Sealer has no keys. It is safe for concurrent use.
 type Sealer struct {
 	current  string
 	keys     map[string]cipher.AEAD
-	unsealed bool // is opened as it is
+	unsealed bool // unsealed data is accepted
 }
 
-// New makes a Sealer. It keeps nothing of the Keyring.
+// New makes a Sealer. It retains nothing of the Keyring.
 func New(keys Keyring) (*Sealer, error) {
 	if err := Check(keys); err != nil {
 		return nil, err
@@ -161,10 +163,10 @@ func New(keys Keyring) (*Sealer, error) {
 	return s, nil
 }
 
-// AcceptsUnsealed is the Keyring's AcceptUnsealed.
+// AcceptsUnsealed returns the Keyring's AcceptUnsealed.
 func (s *Sealer) AcceptsUnsealed() bool { return s != nil && s.unsealed }
 
-// Seal makes the sealed form of plain, which belongs to of. A nil Sealer leaves it as it is.
+// Seal seals plain, which belongs to of. A nil Sealer returns it unchanged.
 func (s *Sealer) Seal(plain []byte, of ...string) []byte {
 	if s == nil {
 		return plain
@@ -176,8 +178,8 @@ func (s *Sealer) Seal(plain []byte, of ...string) []byte {
 	return s.keys[s.current].Seal(header, nil, plain, associated(header, of))
 }
 
-// Open is the inverse of Seal. Its errors match ErrSealed, and show nothing of
-// what is stored but the key's id.
+// Open is the inverse of Seal. Its errors match ErrSealed, and show nothing of what is stored
+// except the key's id.
 func (s *Sealer) Open(stored []byte, of ...string) ([]byte, error) {
 	if s.isPlain(stored) {
 		return stored, nil
@@ -198,7 +200,8 @@ func (s *Sealer) Open(stored []byte, of ...string) ([]byte, error) {
 	return plain, nil
 }
 
-// Foreign is an error if another process may be able to open what is stored, but this one cannot.
+// Foreign returns an error if another process may be able to open what is stored, but this one
+// cannot.
 func (s *Sealer) Foreign(stored []byte) error {
 	if s.isPlain(stored) {
 		return nil
@@ -209,16 +212,16 @@ func (s *Sealer) Foreign(stored []byte) error {
 	return nil
 }
 
-// isPlain reports whether something is used as it is stored, since it is not sealed.
+// isPlain reports whether stored data is used unchanged, since it is not sealed.
 func (s *Sealer) isPlain(stored []byte) bool {
 	return (s == nil || s.unsealed) && !bytes.HasPrefix(stored, []byte(Magic))
 }
 
-// takesAsIs reports whether something is used as it is stored, whose header was read with err. One who has no keys
-// leaves alone what can only be sealed: encryption was switched on just now.
+// takesAsIs reports whether data whose header was read with err is used unchanged. A process
+// without keys does not use data that can only be sealed: encryption was switched on just now.
 func (s *Sealer) takesAsIs(err error) bool { return s == nil && !errors.Is(err, ErrUnknownKey) }
 
-// header reads which key opens a sealed form. What it returns begins with the nonce.
+// header reads which key opens sealed data. The rest that it returns begins with the nonce.
 func (s *Sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error) {
 	const whoElse = ": find out who else writes to this Redis"
 	refuse := func(why error, format string, args ...any) (cipher.AEAD, []byte, error) {
@@ -251,7 +254,8 @@ func (s *Sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error
 	return aead, sealed, nil
 }
 
-// associated is what a sealed form belongs to. The lengths make it unambiguous.
+// associated returns the associated data of AES-GCM: the header, and what the sealed data belongs
+// to. The lengths make it unambiguous.
 func associated(header []byte, of []string) []byte {
 	var b []byte
 	for _, part := range append([]string{string(header)}, of...) {

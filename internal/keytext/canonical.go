@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Int writes a whole number in one way: 42, 042 and +42 are 42, -0 is 0. It takes decimal digits after a sign or none, of
-// any number, as strconv.ParseInt does in base 10. Its error does not repeat s.
+// Int returns the one canonical form of a whole number: 42, 042 and +42 are 42, -0 is 0. It accepts
+// any number of decimal digits, with a sign or without, as strconv.ParseInt does in base 10. Its
+// error does not repeat s.
 func Int(s string) (string, error) {
 	digits, negative := strings.CutPrefix(s, "-")
 	if !negative {
@@ -26,8 +27,9 @@ func Int(s string) (string, error) {
 	return digits, nil
 }
 
-// UUID writes a UUID in one way: in lower case, with its four hyphens. It takes it in any case, without the hyphens, in
-// braces, and behind urn:uuid:, as the usual parsers do. Its error does not repeat s.
+// UUID returns the one canonical form of a UUID: lower case, with four hyphens. It accepts any
+// case, no hyphens, braces, and the prefix urn:uuid:, as the usual parsers do. Its error does not
+// repeat s.
 func UUID(s string) (string, error) {
 	const urn = "urn:uuid:"
 	switch {

@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// maxDepth is how deep Field looks.
+	// maxDepth is the longest path.
 	maxDepth = 16
-	// maxZeros is how many zeros a number's exponent may stand for: no key is longer.
+	// maxZeros is how many zeros a number's exponent may add: no key is longer.
 	maxZeros = 512
 )
 
-// Path takes a path of names apart, between which there are dots.
+// Path splits a path into the names between its dots.
 func Path(path string) ([]string, error) {
 	names := strings.Split(path, ".")
 	switch {
@@ -29,9 +29,8 @@ func Path(path string) ([]string, error) {
 	return names, nil
 }
 
-// Field returns the value at a path of names in a JSON value, as text; it is empty if there is
-// none. The rules are those that JSONField of package httplock tells. Its errors do not repeat
-// what the content says.
+// Field returns the value at a path of names in a JSON value, as text. It is empty if there is
+// none. JSONField of package httplock documents the rules. Its errors do not repeat the content.
 func Field(content []byte, names []string) (string, error) {
 	if !json.Valid(content) {
 		return "", errors.New("not a JSON value")

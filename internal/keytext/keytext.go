@@ -1,4 +1,4 @@
-// Package keytext writes keys, so that all adapters make the same key of the same thing.
+// Package keytext makes the text of keys, so that all adapters make the same key of the same thing.
 package keytext
 
 import (
@@ -12,7 +12,7 @@ import (
 // separator stands between the parts of a joined key.
 const separator = '|'
 
-// Join makes one key of several, so that different parts never make the same one.
+// Join makes one key of several parts, so that different parts never make the same key.
 func Join(parts []string) string {
 	var b strings.Builder
 	for i, part := range parts {
@@ -24,7 +24,7 @@ func Join(parts []string) string {
 	return b.String()
 }
 
-// Escape writes a value in which each of the bytes, and %, is percent-encoded.
+// Escape writes value with each of bytes, and %, percent-encoded.
 func Escape(b *strings.Builder, value, bytes string) {
 	const hexDigits = "0123456789ABCDEF"
 	for i := range len(value) {
@@ -37,11 +37,12 @@ func Escape(b *strings.Builder, value, bytes string) {
 	}
 }
 
-// hashedPrefix is how much of a hashed key can still be read.
+// hashedPrefix is how many bytes of a hashed key stay readable.
 const hashedPrefix = 64
 
-// Hash makes a key of more than limit bytes a shorter one. Others stay as they are. check finds
-// what no key may have, in up to limit bytes: what is cut off is judged as what is not.
+// Hash shortens a key of more than limit bytes; a shorter one stays as it is. check returns an
+// error for text that no key may have, and is called with up to limit bytes at a time: it sees all
+// of the key.
 func Hash(key string, limit int, check func(string) error) (string, error) {
 	if len(key) <= limit {
 		return key, nil

@@ -1,17 +1,17 @@
-// Package listener keeps one Redis subscription alive.
+// Package listener keeps one Redis subscription alive: subscribe → ping and check → subscribe anew when one
+// fails.
 //
-// Redis forgets a message that nobody hears, and a connection can be dead
-// without a sign. So a Listener pings the idle connection under a deadline of
+// Redis does not store a message for a subscriber that is not connected, and a connection can be dead
+// without notice. So a Listener pings the idle connection under a deadline of
 // its own, subscribes anew when it fails, and reports each new subscription, so
-// that its owner looks again at whatever it waits for.
+// that its owner can check for what it may have missed.
 //
-// The subscription can also be with another server than the client's commands: behind a
-// proxy or a name that has moved on, or because go-redis's Sentinel client closes its pooled
-// connections to a primary that another one has replaced, but not a subscription. So with a
-// client of one server a Listener subscribes to a channel of its own too, and publishes there
-// through the client's pool. It subscribes anew when what it publishes does not arrive. With
-// Sentinel it does so as soon as the server that the client's commands go to says that nobody
-// receives it.
+// The subscription can also be to another server than the client's commands: behind a
+// proxy or a name whose target has changed, or because go-redis's Sentinel client closes its pooled
+// connections to an old primary, but not a subscription. So with a
+// client of one server a Listener also subscribes to a channel of its own, and publishes there
+// through the client's pool. It subscribes anew if a message does not arrive. With
+// Sentinel it does so as soon as the server of the client's commands says that there was no receiver.
 package listener
 
 import (
@@ -30,27 +30,27 @@ import (
 )
 
 const (
-	// An idle connection is pinged after idle, and given up when the answer
-	// does not come within another idle.
+	// A connection that is idle for this long is pinged, and given up if the reply
+	// does not arrive within the same time again.
 	idle = 3 * time.Second
 
 	minRedial, maxRedial = 50 * time.Millisecond, time.Second
 
-	// A subscription is checked this often until a check has succeeded, and always with
-	// Sentinel; after that less often, but before it is idle. It is given up when so many
-	// checks in a row have failed.
+	// A subscription is checked every checkInterval until a check has succeeded, and always with
+	// Sentinel; after that every checkRarely, which is before it is idle. It is given up after checkTries
+	// successive checks that failed.
 	checkInterval = time.Second
 	checkRarely   = idle - idle/6
 	checkTries    = 3
-	// checkTimeout is how long a check waits for its answer: Close may have to wait for it.
+	// checkTimeout is how long a check waits for its reply: Close may have to wait for it.
 	checkTimeout = time.Second
 )
 
-// What a check publishes: how the last one was answered.
+// What a check publishes: the result of the one before.
 const (
 	checkFirst     = ""
-	checkCounted   = "1" // somebody received it
-	checkUncounted = "0" // the server knows of nobody who did
+	checkCounted   = "1" // the server counted a receiver
+	checkUncounted = "0" // the server counted none
 )
 
 var errElsewhere = errors.New("listener: the client's commands go to another server than its subscription")
@@ -61,7 +61,7 @@ type Client interface {
 	Publish(ctx context.Context, channel string, message any) *redis.IntCmd
 }
 
-// Checker is client for checks: they wait for checkTimeout, and are not sent again.
+// Checker is a client for checks: they wait for checkTimeout, and are not sent again.
 type Checker struct{ *redis.Client }
 
 // NewChecker makes a Checker.
@@ -74,18 +74,17 @@ func (c Checker) Publish(ctx context.Context, channel string, message any) *redi
 
 // Send sends a command that publishes.
 func (c Checker) Send(ctx context.Context, args ...any) *redis.IntCmd {
-	cmd := once{redis.NewIntCmd(ctx, args...)}
+	cmd := noRetryCmd{redis.NewIntCmd(ctx, args...)}
 	_ = c.Process(ctx, cmd)
 	return cmd.IntCmd
 }
 
-type once struct{ *redis.IntCmd }
+type noRetryCmd struct{ *redis.IntCmd }
 
 // NoRetry tells go-redis not to send the command again.
-func (once) NoRetry() bool { return true }
+func (noRetryCmd) NoRetry() bool { return true }
 
-// FollowsSentinels reports whether the client's commands go to the primary that
-// sentinels name.
+// FollowsSentinels reports whether the client's commands go to the primary that sentinels name.
 func FollowsSentinels(rdb any) bool {
 	client, ok := rdb.(interface{ Options() *redis.Options })
 	return ok && client.Options().Addr == "FailoverClient" // go-redis's name for them all
@@ -108,17 +107,16 @@ type Listener struct {
 	ctx   context.Context
 	stop  context.CancelFunc
 	done  chan struct{}
-	// The goroutines that check subscriptions. One that waits for a server that hangs
-	// outlives its subscription, and keeps nobody from the next.
+	// The goroutines that check subscriptions. One that waits for a server which hangs
+	// outlives its subscription, and does not delay the next.
 	checks sync.WaitGroup
 }
 
-// New makes a Listener on channel. It calls onUp after each subscription that Redis
-// confirmed and that passed its first check, if it is checked, and when the subscription is
-// not counted any more; onDown when there could
-// be none, but not again before the next onUp; and onMessage with each message; all on
-// one goroutine. A subscription that is lost and at once made anew was never down. A nil
-// onDown is not called.
+// New makes a Listener on channel. It calls onUp after each subscription that Redis confirmed and
+// that passed its first check, if it is checked, and when the server does not count the
+// subscription any more. It calls onDown, which may be nil, when it could not subscribe, but not
+// again before the next onUp; and onMessage with each message. All are called on one goroutine. A
+// subscription that is lost and at once made anew was never down.
 func New(rdb Client, channel string, onUp func(), onDown func(err error), onMessage func(payload string)) *Listener {
 	ctx, stop := context.WithCancel(context.Background())
 	if client, ok := rdb.(*redis.Client); ok {
@@ -139,12 +137,12 @@ func (l *Listener) Start() {
 	l.start.Do(func() { go l.run() })
 }
 
-// Up reports whether the subscription stands, as far as is known.
+// Up reports whether there is a subscription, as far as is known.
 func (l *Listener) Up() bool { return l.up.Load() }
 
-// Counted reports whether the server that the client's commands go to counts the
-// subscription among the receivers of a message, by the last check. Else it may be with
-// another one, such as a replica, and receive messages there.
+// Counted reports whether the server of the client's commands counted the subscription among the
+// receivers of the last check. If not, the subscription may be to another server, such as a
+// replica, and receive messages there.
 func (l *Listener) Counted() bool { return l.count.Load() }
 
 // Close ends the subscription and waits for its goroutine. It may be called
@@ -186,7 +184,7 @@ func (l *Listener) listen() (wasUp bool, err error) {
 		channels = append(channels, l.check)
 	}
 	sub := l.rdb.Subscribe(ctx, channels...)
-	// A blocked Receive does not see the end of its ctx, only of its connection.
+	// A blocked Receive does not notice the end of its ctx, only that of its connection.
 	unblock := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer func() {
 		unblock()
@@ -196,7 +194,7 @@ func (l *Listener) listen() (wasUp bool, err error) {
 		_ = sub.Close()
 	}()
 
-	var seen atomic.Int64 // checks that have come
+	var seen atomic.Int64 // checks that have arrived
 	pinged, checked := false, false
 	up := func() {
 		wasUp = true
@@ -242,8 +240,8 @@ func (l *Listener) listen() (wasUp bool, err error) {
 	}
 }
 
-// keepChecking gives a subscription up when it is not on the server that the client's
-// commands go to, nor on one that gets its messages, or when that cannot be found out.
+// keepChecking gives a subscription up if it is neither to the server of the client's commands, nor
+// to one that gets its messages, or if that cannot be found out.
 func (l *Listener) keepChecking(ctx context.Context, cancel context.CancelCauseFunc, seen *atomic.Int64) {
 	last := checkFirst
 	for sent, failed := int64(0), 0; ; {

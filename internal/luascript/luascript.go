@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrReply is the error for a reply that is not one of the script's.
-var ErrReply = errors.New("the script's answer has an unknown form")
+// ErrReply is the error for a reply that the script cannot have made.
+var ErrReply = errors.New("the script's reply has an unknown form")
 
 // Script is a Lua script: plain, without a #! line, since it must run on Redis 6.2, and some
 // must run when Redis is out of memory, which a #! script without allow-oom does not.
@@ -41,37 +41,37 @@ func read(files fs.FS, name string) string {
 	return b.String()
 }
 
-// Source is the script as Redis gets it.
+// Source returns the script as Redis gets it.
 func (s *Script) Source() string { return s.source.(string) }
 
-// Hash is its SHA1, in hexadecimal.
+// Hash returns the script's SHA1, in hexadecimal.
 func (s *Script) Hash() string { return s.hash.(string) }
 
-// Args appends the first arguments of a call to args, which is empty. The names of so many
-// keys, one at least, and the script's own arguments come after them.
+// Args appends the first arguments of a call with so many keys, at least one, to args, which is
+// empty. The names of the keys, and then the script's own arguments, are to be appended after them.
 func (s *Script) Args(args []any, keys int) []any { return append(args, "evalsha", s.hash, keys) }
 
-// Call is a call of a script, a [redis.Cmder].
+// Call is one call of a script, a [redis.Cmder].
 type Call struct {
 	*redis.Cmd
-	script *Script
-	once   bool
+	script  *Script
+	noRetry bool
 }
 
-// Call makes a call with arguments that [Script.Args] began, which stay the call's. Once:
-// go-redis is not to send it again by itself after its reply was lost.
-func (s *Script) Call(ctx context.Context, args []any, once bool) Call {
-	return s.CallIn(ctx, new(redis.Cmd), args, once)
+// Call makes a call with arguments that [Script.Args] began; the call owns them from then on. With
+// noRetry, go-redis does not send it again after its reply was lost.
+func (s *Script) Call(ctx context.Context, args []any, noRetry bool) Call {
+	return s.CallIn(ctx, new(redis.Cmd), args, noRetry)
 }
 
-// CallIn is Call in place of cmd, which go-redis is done with: it saves an allocation.
-func (s *Script) CallIn(ctx context.Context, cmd *redis.Cmd, args []any, once bool) Call {
+// CallIn is Call, but reuses cmd, which go-redis no longer needs: that saves an allocation.
+func (s *Script) CallIn(ctx context.Context, cmd *redis.Cmd, args []any, noRetry bool) Call {
 	*cmd = *redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(3)
-	return Call{cmd, s, once}
+	return Call{cmd, s, noRetry}
 }
 
-// Prepare makes a call with one key at least.
+// Prepare makes a call with at least one key.
 func (s *Script) Prepare(ctx context.Context, keys []string, args ...any) Call {
 	all := s.Args(make([]any, 0, 3+len(keys)+len(args)), len(keys))
 	for _, key := range keys {
@@ -81,17 +81,18 @@ func (s *Script) Prepare(ctx context.Context, keys []string, args ...any) Call {
 }
 
 // NoRetry tells go-redis whether to send the call again.
-func (c *Call) NoRetry() bool { return c.once }
+func (c *Call) NoRetry() bool { return c.noRetry }
 
-// cmder is the call as go-redis takes it: where it may be sent again, go-redis's own type.
+// cmder returns the call for go-redis: if it may be sent again, as go-redis's own type.
 func (c *Call) cmder() redis.Cmder {
-	if c.once {
+	if c.noRetry {
 		return c
 	}
 	return c.Cmd
 }
 
-// Send sends the call. Its reply is the command's.
+// Send sends the call, again with the source if the server does not know the script. The reply is
+// the command's.
 func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
 	_ = rdb.Process(ctx, c.cmder())
 	if c.missed() {
@@ -100,7 +101,8 @@ func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
 	}
 }
 
-// SendAfter sends another command and the call in one pipeline. The call's reply is the command's.
+// SendAfter sends another command and then the call, in one pipeline. The call's reply is the
+// command's.
 func (c *Call) SendAfter(ctx context.Context, rdb redis.UniversalClient, other redis.Cmder) {
 	pipe := rdb.Pipeline()
 	_ = pipe.BatchProcess(ctx, other, c.cmder())
@@ -112,9 +114,9 @@ func (c *Call) SendAfter(ctx context.Context, rdb redis.UniversalClient, other r
 	}
 }
 
-// Pipeline sends calls, each of which has its own error, and then other commands in one
-// pipeline. If a server did not know scripts, their calls and the others go once more. It
-// returns the first error of those that were sent last.
+// Pipeline sends calls, each of which has its own error, and then other commands in one pipeline.
+// If a server did not know scripts, their calls and the others are sent once more. It returns the
+// first error of those that were sent last.
 func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...redis.Cmder) (err error) {
 	for all := false; len(calls) > 0; all = true {
 		cmds := make([]redis.Cmder, len(calls), len(calls)+len(others))
@@ -130,8 +132,9 @@ func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...r
 	return err
 }
 
-// refused gives the commands of a pipeline for which Redis refused the connection, as for a wrong password, the error:
-// go-redis returns it, and leaves the commands without a reply and without an error.
+// refused sets err on the commands of a pipeline that have neither a reply nor an error. go-redis
+// leaves them like that, and only returns the error, if Redis refused the connection, such as for a
+// wrong password.
 func refused(err error, calls []*Call, others ...redis.Cmder) {
 	for _, c := range calls {
 		if err == nil || c.Err() != nil || c.Val() != nil {
@@ -146,9 +149,9 @@ func refused(err error, calls []*Call, others ...redis.Cmder) {
 	}
 }
 
-// missed prepares the calls whose script a server did not know to be sent again. The first of
-// each script carries its source, since the others come after it on one connection; all of
-// them do, if they were on several.
+// missed prepares the calls whose script a server did not know to be sent again. The first call of
+// each script carries its source, since the others follow it on one connection. If they were on
+// several connections, all of them do.
 func missed(calls []*Call, all bool) (again []*Call) {
 	var scripts []*Script
 	for _, c := range calls {
@@ -165,8 +168,8 @@ func missed(calls []*Call, all bool) (again []*Call) {
 	return again
 }
 
-// missed reports whether the server did not know the script. A call that carried the source
-// cannot be sent in a better way.
+// missed reports whether the server did not know the script. A call that carried the source is not
+// sent again.
 func (c *Call) missed() bool {
 	err := c.Err() // HasErrorPrefix allocates, even for nil
 	return err != nil && c.Args()[0] != "eval" && redis.HasErrorPrefix(err, "NOSCRIPT")
@@ -181,7 +184,7 @@ func (c *Call) reset(source bool) {
 	c.SetErr(nil)
 }
 
-// Run calls the script for a caller who waits, with one key at least.
+// Run calls the script, with at least one key, and waits for the reply.
 func (s *Script) Run(ctx context.Context, rdb redis.UniversalClient, keys []string, args ...any) *redis.Cmd {
 	c := s.Prepare(ctx, keys, args...)
 	c.Send(ctx, rdb)

@@ -1,4 +1,4 @@
-// Package observing keeps an observer's panic from what it observes.
+// Package observing calls observers so that their panics do no harm.
 package observing
 
 import (

@@ -1,4 +1,4 @@
-// Package reservation is how delayqueue, and locktest, reserve keys with core. A reserved key goes
+// Package reservation lets delayqueue and locktest reserve keys of core. A reserved key is granted
 // only to work that was parked because the key was held: no fresh call overtakes it. Only the queue
 // knows when a reservation is over, so these functions are not in core's public API; and delayqueue
 // cannot import core/internal, so they are here. Core provides them when it is initialised. Core's
@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// ErrRenewed says that the key was reserved anew, and stays reserved.
+// ErrRenewed means that the key was reserved anew, and stays reserved.
 var ErrRenewed = errors.New("key is reserved anew")
 
-// Functions are core's. The parameters are core's *Locker, *Lease, AcquireOption and Decision.
+// Functions are core's. The type parameters are core's *Locker, *Lease, AcquireOption and Decision.
 //
-// Those with a ctx block for one round trip, and no longer than ctx allows. On a Locker of
+// Those with a ctx block for one round trip, and no longer than ctx allows. With a Locker of
 // NewQuorum they fail with [errors.ErrUnsupported].
 type Functions[Locker, Lease, Option, Decision any] struct {
 	// Reserve reserves key for span from now, or for longer if it is reserved for longer
@@ -26,14 +26,14 @@ type Functions[Locker, Lease, Option, Decision any] struct {
 	// counted leases and for several keys too, meet a conflict or wait. It returns the
 	// reservation's stamp. After an error the key may be reserved.
 	Reserve func(ctx context.Context, l Locker, key string, span time.Duration) (stamp int64, err error)
-	// Stamp returns the stamp of a key's reservation: it grows with each one of the key. Zero: the
+	// Stamp returns the stamp of a key's reservation, which grows with each reservation of the key. Zero: the
 	// key is not reserved.
 	Stamp func(ctx context.Context, l Locker, key string) (int64, error)
 	// Unreserve ends a key's reservation, unless its stamp is greater than stamp: then it stays, and
 	// the error wraps [ErrRenewed]. The fence of a lease serves as a stamp: what was reserved after
 	// the grant stays, and so does what another call with Reserved has made its own. If nobody
 	// holds the key, the calls that wait are served at once. After any other error the reservation
-	// may have ended; it does so by itself in any case.
+	// may have ended; it ends by itself in any case.
 	Unreserve func(ctx context.Context, l Locker, key string, stamp int64) error
 
 	// Reserved makes a TryAcquire one for parked work: it takes a reserved key that is free before
@@ -42,8 +42,8 @@ type Functions[Locker, Lease, Option, Decision any] struct {
 	// is not reserved makes no reservation. 100 ms to 24 h. Elsewhere than at TryAcquire it is an
 	// ErrInvalidOption; a Locker of NewQuorum ignores it.
 	Reserved func(span time.Duration) Option
-	// WasReserved reports whether the key was reserved when the lease was granted: then the
-	// reservation has to be ended. False for a nil lease.
+	// WasReserved reports whether the key was reserved when the lease was granted: if so, the
+	// reservation has to be ended. It is false for a nil lease.
 	WasReserved func(lease Lease) bool
 
 	// Reserving has a deferred call's key reserved for span, once OnConflict has returned and before

@@ -1,4 +1,4 @@
--- Ends every lease of a key, as if its time was up.
+-- Ends every lease of a key, as if its time were up.
 --
 -- KEYS[1]  the key's record, as in core/internal/store/lua/record.lua
 -- returns  how many leases it ended

@@ -1,4 +1,4 @@
-// Package lifecycle is how a Locker and its store end: whether they take calls, and which
+// Package lifecycle tracks whether a Locker and its store take calls, and which
 // goroutines Close waits for.
 package lifecycle
 
@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// ErrClosed says that the Locker was closed.
+// ErrClosed means that the Locker was closed.
 var ErrClosed = errors.New("locker closed")
 
-// Lifecycle is that of one Locker. It is safe for concurrent use.
+// Lifecycle is the state of one Locker: open → draining (calls are refused) → closed. It is safe for
+// concurrent use.
 //
-// Its mutex is the innermost of core. A goroutine that holds one of these takes only those to the
-// right of it:
+// Its mutex is the innermost of core. A goroutine that holds one of these takes only those to its
+// right:
 //
 //	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher's group, cancellations | Lifecycle
 //
@@ -26,10 +27,10 @@ var ErrClosed = errors.New("locker closed")
 type Lifecycle struct {
 	mu      sync.Mutex
 	state   atomic.Int32    // written under mu
-	closing context.Context // over when calls are refused
+	closing context.Context // ends when calls are refused
 	refuse  context.CancelFunc
 	over    chan struct{}  // closed when the Locker is closed
-	running sync.WaitGroup // every goroutine but the listener's
+	running sync.WaitGroup // every goroutine except the listener's
 }
 
 const (
@@ -66,7 +67,7 @@ func (c *Lifecycle) Drain() { c.end(draining) }
 // Close refuses calls and goroutines from now on.
 func (c *Lifecycle) Close() { c.end(closed) }
 
-// end goes on to state, unless it is past that.
+// end moves on to state, unless the lifecycle is past it.
 func (c *Lifecycle) end(state int32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +93,7 @@ func (c *Lifecycle) Background(f func()) bool {
 	return true
 }
 
-// Enlist has Wait wait for the caller, until Leave. It reports false when the Locker is closed.
+// Enlist makes Wait wait for the caller, until Leave. It reports false when the Locker is closed.
 func (c *Lifecycle) Enlist() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

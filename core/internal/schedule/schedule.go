@@ -1,7 +1,7 @@
 // Package schedule decides when each of many items, the grants of a process, is to be renewed, and
-// which have expired.
+// which have expired: a heap by the time at which each is due.
 //
-// It has no clock, no I/O and no mutex, and knows nothing of Redis; the package core has those.
+// It has no clock, no I/O and no mutex, and does not know Redis; package core has those.
 package schedule
 
 import (
@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// Horizon is the time within which what is due is renewed in one go.
+	// Horizon is how far ahead Next looks: items that are due within it are renewed together.
 	Horizon = 10 * time.Millisecond
-	// Tick is how often Next is called at least while there are items, so that it
+	// Tick is the longest time between two calls of Next while there are items, so that it
 	// notices a suspended machine.
 	Tick = time.Second
 )
 
-// Times are those of an item, which embeds them.
+// Times are the deadline and the time of renewal of an item, which embeds them.
 type Times struct {
 	index   int32   // in the heap, from 1; 0: not in it
 	renewAt Instant // zero: never
-	// The deadline on both clocks, for those who ask without the mutex. Set moves them one
-	// after the other: what they say is over may be renewed just then.
+	// The deadline on both clocks, for readers without the mutex. Set changes them one
+	// after the other, so an item that seems to have expired may be renewed just then.
 	monotonic, wall atomic.Int64
 }
 
@@ -40,14 +40,14 @@ func (t *Times) Start(deadline Moment, renewAt Instant) {
 func (t *Times) Deadline() Moment { return Moment{Instant(t.monotonic.Load()), t.wall.Load()} }
 
 // Expired reports whether the deadline has passed on either clock. Without the mutex of the
-// schedule it may say so of an item that is renewed just then. It is never false for one that
-// is over.
+// schedule it can be true for an item that is renewed just then. It is never false for one that has
+// expired.
 func (t *Times) Expired(now Moment) bool { return t.Deadline().Passed(now) }
 
 // RenewAt is when the item is to be renewed; zero: never.
 func (t *Times) RenewAt() Instant { return t.renewAt }
 
-// due is when Next looks at the item.
+// due is when Next has to look at the item.
 func (t *Times) due() Instant {
 	deadline := Instant(t.monotonic.Load())
 	if t.renewAt != 0 {
@@ -56,8 +56,8 @@ func (t *Times) due() Instant {
 	return deadline
 }
 
-// catchUp takes off what the monotonic clock has missed since the deadline was set: then that is
-// the same moment on both clocks again.
+// catchUp corrects the times by how much the monotonic clock has missed since the deadline was set:
+// then that is the same moment on both clocks again.
 func (t *Times) catchUp(now Moment) {
 	deadline := t.Deadline()
 	missed := Instant(now.ahead() - deadline.ahead())
@@ -73,19 +73,19 @@ func (t *Times) catchUp(now Moment) {
 
 func (t *Times) times() *Times { return t }
 
-// A Schedule is the items of a process, by when each is to be looked at. It is not safe for
-// concurrent use.
+// Schedule is the items of a process, ordered by when each is due. It is not safe for concurrent
+// use.
 type Schedule[T interface{ times() *Times }] struct {
 	items  items[T]
 	wakeAt Instant // when Next is to be called; zero: not before an item is added
 	wake   func(at Instant)
-	// How far the wall clock was ahead of the monotonic one by the items' deadlines, or less.
+	// By how much the wall clock was ahead of the monotonic one according to the items' deadlines, or less.
 	// It gets further ahead while the machine is suspended.
 	ahead time.Duration
 }
 
-// New makes an empty Schedule. It calls wake to say when Next is to be called, instead of
-// when it said before.
+// New makes an empty Schedule. It calls wake with the time at which Next is to be called; the
+// latest call counts.
 func New[T interface{ times() *Times }](wake func(at Instant)) *Schedule[T] {
 	return &Schedule[T]{wake: wake}
 }
@@ -93,7 +93,7 @@ func New[T interface{ times() *Times }](wake func(at Instant)) *Schedule[T] {
 // Len is how many items there are.
 func (s *Schedule[T]) Len() int { return len(s.items) }
 
-// All are the items. Collect them to change the schedule meanwhile.
+// All returns the items. Collect them to change the schedule meanwhile.
 func (s *Schedule[T]) All() iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for _, e := range s.items {
@@ -104,7 +104,8 @@ func (s *Schedule[T]) All() iter.Seq[T] {
 	}
 }
 
-// Part are up to n items from the i-th on, in no order. They change places as others come and go.
+// Part returns up to n items from the i-th on, in no order. Items change places as others are added
+// and removed.
 func (s *Schedule[T]) Part(i, n int) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for ; n > 0 && i < len(s.items); i, n = i+1, n-1 {
@@ -115,7 +116,7 @@ func (s *Schedule[T]) Part(i, n int) iter.Seq[T] {
 	}
 }
 
-// Add takes an item whose times are set.
+// Add adds an item whose times are set.
 func (s *Schedule[T]) Add(item T, now Instant) {
 	if ahead := item.times().Deadline().ahead(); len(s.items) == 0 || ahead < s.ahead {
 		s.ahead = ahead
@@ -128,8 +129,8 @@ func (s *Schedule[T]) Add(item T, now Instant) {
 	}
 }
 
-// Set changes the times of an item. The deadline is never moved to an earlier time. The item
-// need not be in the schedule.
+// Set changes the times of an item. The deadline is never moved to an earlier time. The item need
+// not be in the schedule.
 func (s *Schedule[T]) Set(item T, deadline Moment, renewAt Instant) {
 	t := item.times()
 	if was := t.Deadline(); deadline.Mono < was.Mono {
@@ -143,17 +144,17 @@ func (s *Schedule[T]) Set(item T, deadline Moment, renewAt Instant) {
 	}
 }
 
-// Remove takes an item out, if it is in. It does not call wake: Next is called for nothing once, and
-// at most once a Tick.
+// Remove removes an item, if it is in the schedule. It does not reset the timer: Next is called
+// once for nothing, at most every Tick.
 func (s *Schedule[T]) Remove(item T) {
 	if i := item.times().index; i != 0 {
 		heap.Remove(&s.items, int(i-1))
 	}
 }
 
-// Next takes out the items that have expired, returns them and those that are to be renewed now,
-// and says when to call it next. An item that is to be renewed is returned again after a third of
-// what remains of it, unless it is Set before.
+// Next removes the items that have expired, returns them and those that are to be renewed now, and
+// says when to call it next. An item that is to be renewed is returned again after a third of its
+// remaining time, unless it is Set before.
 func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 	expire := func(item T) {
 		s.Remove(item)
@@ -179,7 +180,7 @@ func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 			continue
 		}
 		if t.renewAt == 0 || t.renewAt > soon {
-			break // its deadline is near but not there: look again at the very moment
+			break // its deadline is near, but not there yet: Next is called again at that moment
 		}
 		// Past the horizon, or this loop would not end.
 		t.renewAt = now.Mono + max((t.Deadline().Mono-now.Mono)/3, Instant(2*Horizon))
@@ -193,12 +194,12 @@ func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 	return expired, due
 }
 
-// wakeFirst has Next called for the first item, and in a Tick at the latest.
+// wakeFirst has Next called for the first item, and within a Tick.
 func (s *Schedule[T]) wakeFirst(now Instant) {
 	s.wakeUp(min(s.items[0].at, now+Instant(Tick)))
 }
 
-// wakeBefore has Next called at a time, if it would be called only later.
+// wakeBefore has Next called at a time, unless it will be called earlier.
 func (s *Schedule[T]) wakeBefore(at Instant) {
 	if at < s.wakeAt {
 		s.wakeUp(at)
@@ -210,8 +211,8 @@ func (s *Schedule[T]) wakeUp(at Instant) {
 	s.wake(at)
 }
 
-// items is a container/heap. The time is kept beside the item, so that the order is found
-// without reading the items: with many of them, reading is what a heap's time goes to.
+// items is a container/heap. The time is stored beside the item, so that the order is found without
+// reading the items: with many of them, a heap's time is spent on reading.
 type items[T interface{ times() *Times }] []entry[T]
 
 type entry[T interface{ times() *Times }] struct {
@@ -241,7 +242,7 @@ func (h *items[T]) Pop() any {
 	return nil
 }
 
-// fix puts an item where it belongs now that its times have changed.
+// fix moves an item to its place after its times have changed.
 func (h *items[T]) fix(t *Times) {
 	(*h)[t.index-1].at = t.due()
 	heap.Fix(h, int(t.index-1))

@@ -21,13 +21,13 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 	defer d.recycle(cmd)
 	if reply, err = parseAcquire(r); err != nil {
 		if !Unsent(err) { // else the token is as it was
-			d.takeBack(cmd, r)
+			d.undo(cmd, r)
 		}
 		return reply, false, Unavailable("acquire", d.key(cmd), err)
 	}
 	if reply.Granted {
 		if err = late(ctx, d.key(cmd), req.Sent, req.Lease); err != nil {
-			d.takeBack(cmd, r)
+			d.undo(cmd, r)
 		}
 	}
 	return reply, false, err
@@ -51,7 +51,8 @@ func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *co
 	return cmd
 }
 
-// late is why a grant, whose reply just came, is of no use: the caller has left, or it took too long.
+// late returns why a grant whose reply just arrived is of no use, or nil: the caller has left, or
+// it took too long.
 func late(ctx context.Context, key string, sent time.Time, lease time.Duration) error {
 	if ctx.Err() != nil {
 		return CallerGone(ctx, "acquire", key)
@@ -123,7 +124,7 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 		err = late(ctx, d.key(cmd), req.Sent, req.Lease)
 	}
 	if err != nil {
-		d.takeBack(cmd, r)
+		d.undo(cmd, r)
 		return reply, err
 	}
 	for i := range records {

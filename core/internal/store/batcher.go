@@ -13,11 +13,12 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// A batcher carries script calls to one node of Redis: those that meet in it in one pipeline,
-// and one that comes alone by itself, at once; see [groupcommit].
+// batcher sends the script calls for one node of Redis, and tracks the node's health. Calls that
+// arrive together share a pipeline; a call that arrives alone is sent alone, at once. See
+// [groupcommit].
 type batcher struct {
 	d     *deployment
-	node  *redis.Client // that the calls go to; nil: go-redis finds it
+	node  *redis.Client // to which the calls are sent; nil: go-redis finds it
 	group *groupcommit.Group[*command]
 	mu    sync.Mutex
 	health
@@ -36,8 +37,8 @@ func newBatcher(d *deployment, node *redis.Client) *batcher {
 	return b
 }
 
-// submit has cmd sent, or, while the node is down, answered with why it is not. It reports
-// false when the Locker is closed.
+// submit has cmd sent, or, while the node is down, fails it at once. It reports false when the
+// Locker is closed.
 func (b *batcher) submit(cmd *command) bool {
 	if b.d.life.Closed() { // the batcher's own goroutines may be the caller
 		return false
@@ -54,8 +55,8 @@ func (b *batcher) submit(cmd *command) bool {
 	return true
 }
 
-// flight is a batch that is on its way. It can wait long for a connection: when all its
-// callers have left it is given up.
+// flight is a batch that has been sent, or waits for a connection: when all its callers have left
+// it is given up.
 type flight struct {
 	callContext     // ends when the last one leaves
 	wanted      int // callers that have not left; guarded by batcher.mu
@@ -74,7 +75,7 @@ func (b *batcher) newFlight(batch []*command) *flight {
 	return f
 }
 
-// forget notes that the caller of a command has left.
+// forget records that the caller of a command has left.
 func (b *batcher) forget(c *command) {
 	b.mu.Lock()
 	if f := c.flight; f != nil {
@@ -86,7 +87,7 @@ func (b *batcher) forget(c *command) {
 	b.group.Forget()
 }
 
-// drop answers commands that were not sent, since their callers have left.
+// drop answers commands that were not sent because their callers have left.
 func (d *deployment) drop(unsent []*command) {
 	for _, c := range unsent {
 		d.deliver(c, result{err: errUnwanted})
@@ -95,8 +96,8 @@ func (d *deployment) drop(unsent []*command) {
 
 var errUnwanted = unsentError{errors.New("its caller has left")}
 
-// send sends commands, and delivers their replies. It tries again itself what go-redis would:
-// go-redis would send all of a pipeline again, for callers that have left too.
+// send sends commands in one pipeline, and delivers their replies. It does go-redis's retries
+// itself: go-redis would send the whole pipeline again, for callers that have left too.
 func (b *batcher) send(batch []*command) {
 	d := b.d
 	if len(batch) == 1 {
@@ -110,15 +111,15 @@ func (b *batcher) send(batch []*command) {
 	b.sends()
 	failure := luascript.Pipeline(b.newFlight(batch), d.rdb, calls)
 	b.returns(failure)
-	again := b.toRepeat(batch)
+	again := b.toRetry(batch)
 	if len(again) == 0 && isUnreachable(failure) {
 		b.fail(failure)
 	}
-	repeated := len(again) > 0 && !d.life.Closed() && b.group.Add(again...) == nil // unless the node is down by now
+	retried := len(again) > 0 && !d.life.Closed() && b.group.Add(again...) == nil // unless the node is down by now
 	for _, c := range batch {
 		if len(again) > 0 && again[0] == c {
-			if again = again[1:]; repeated {
-				continue // it may be another call's by now
+			if again = again[1:]; retried {
+				continue // the command may have been recycled by now
 			}
 		}
 		r := c.result()
@@ -129,20 +130,20 @@ func (b *batcher) send(batch []*command) {
 	}
 }
 
-// toRepeat returns the commands of a batch that the node did not answer, and which are to be
-// sent again, after a pause.
-func (b *batcher) toRepeat(batch []*command) (again []*command) {
+// toRetry pauses, and returns the commands of a batch that the node did not answer and that are to
+// be sent again.
+func (b *batcher) toRetry(batch []*command) (again []*command) {
 	tries := 0
 	for _, c := range batch {
 		err := c.call.Err()
-		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.once || !MayHaveRun(err)) && !c.unwanted() {
+		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.noRetry || !MayHaveRun(err)) && !c.unwanted() {
 			c.tries++
 			tries = max(tries, c.tries)
 			again = append(again, c)
 		}
 	}
 	if len(again) > 0 {
-		timer := time.NewTimer(backoff.Spread(backoff.Exponential(tries, repeatPauseMin, repeatPauseMax)))
+		timer := time.NewTimer(backoff.Spread(backoff.Exponential(tries, retryPauseMin, retryPauseMax)))
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -152,16 +153,16 @@ func (b *batcher) toRepeat(batch []*command) (again []*command) {
 	return again
 }
 
-// Pauses before a pipeline is sent again: go-redis's own.
-const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
+// The pauses before a pipeline is sent again, as go-redis has them.
+const retryPauseMin, retryPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
 
 // exec sends one command by itself.
 func (b *batcher) exec(c *command) result {
 	b.sends()
-	call := c.sent(c.once)
+	call := c.sent(c.noRetry)
 	if c.publishes {
-		// Redis writes last to the client for which it had something to write first: thanks to the PING to
-		// this one, so that the message goes out before the reply, and its receiver wakes up before this process.
+		// Redis writes last to the client for which it had output first. With the PING that is this client, so
+		// the message is sent before the reply, and its receiver wakes up before this process.
 		call.SendAfter(&c.ctx, b.d.rdb, redis.NewStatusCmd(&c.ctx, "ping"))
 	} else {
 		call.Send(&c.ctx, b.d.rdb)

@@ -11,14 +11,14 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// command is a script call under way. A call in flight cannot be called back: so
-// that its caller can leave nevertheless, either the caller takes the reply, or
-// what it did is taken back. The swap of state decides which.
+// command is a script call. A call in flight cannot be cancelled. So that its caller can leave
+// nevertheless, either the caller takes the reply, or what the call did is undone. A swap of state
+// decides which.
 type command struct {
 	script    *luascript.Script
 	record    string
-	once      bool // never to be sent again after a lost reply: a second one would mean something else
-	publishes bool // a message that another process waits for
+	noRetry   bool // never to be sent again after a lost reply: the second reply would mean something else
+	publishes bool // it publishes a message that another process waits for
 	ctx       callContext
 	args      []any
 	texts     []string       // that args point to, which saves an allocation for each
@@ -26,18 +26,18 @@ type command struct {
 	call      luascript.Call // as it was sent last
 	cmd       redis.Cmd      // the call's
 
-	token   string   // whose grant is to be taken back if nobody takes the reply; "": nothing
+	token   string   // whose grant is to be undone if no caller takes the reply; "": none
 	records []string // of all keys, if there are several; record is the first
 
 	tries int  // how often a pipeline with it has failed
-	fresh bool // the token is in no record unless this command put it there
+	fresh bool // only this command can have put the token into a record
 
 	flight *flight // that it is in; guarded by the batcher's mu
 	state  atomic.Int32
 	reply  chan result // holds one
 	timer  *time.Timer
 
-	onReply func(result) // called with the reply, if no caller waits for it
+	onReply func(result) // called with the reply, instead of a caller that waits
 }
 
 type result struct {
@@ -57,9 +57,9 @@ func newCommand() any {
 	return &command{args: make([]any, 0, 12), texts: make([]string, 0, 3), numbers: make([]int64, 0, 1), reply: make(chan result, 1), timer: timer}
 }
 
-func (d *deployment) command(ctx context.Context, s *luascript.Script, once bool, record string, args ...any) *command {
+func (d *deployment) command(ctx context.Context, s *luascript.Script, noRetry bool, record string, args ...any) *command {
 	c := d.commands.Get().(*command)
-	c.script, c.record, c.once = s, record, once
+	c.script, c.record, c.noRetry = s, record, noRetry
 	c.ctx.Context = ctx
 	if c.ctx.gone == nil {
 		c.ctx.gone = make(chan struct{})
@@ -82,10 +82,10 @@ func (c *command) addNumber(n int64) {
 	c.add(&c.numbers[len(c.numbers)-1])
 }
 
-// recycle takes back a command whose reply was taken.
+// recycle returns a command to the pool.
 func (d *deployment) recycle(c *command) {
 	if c.onReply != nil {
-		c.onReply, c.ctx.gone = nil, nil // others may have the channel
+		c.onReply, c.ctx.gone = nil, nil // other commands may share the channel
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
 	c.cmd = redis.Cmd{}
@@ -96,7 +96,7 @@ func (d *deployment) recycle(c *command) {
 	d.commands.Put(c)
 }
 
-// deliver hands the reply to the caller, if there is one.
+// deliver gives the reply to the caller. If that has left, what the command did is undone.
 func (d *deployment) deliver(c *command, r result) {
 	if onReply := c.onReply; onReply != nil {
 		d.recycle(c)
@@ -107,26 +107,27 @@ func (d *deployment) deliver(c *command, r result) {
 		c.reply <- r
 		return
 	}
-	d.takeBack(c, r)
+	d.undo(c, r)
 }
 
-// abandon leaves the command, which was submitted to b, to itself.
+// abandon gives up waiting for a command that was submitted to b. What it does is undone when its
+// reply arrives.
 func (b *batcher) abandon(c *command) {
 	if c.state.CompareAndSwap(replyAwaited, replyAbandoned) {
 		close(c.ctx.gone)
 		b.forget(c)
 		return
 	}
-	b.d.takeBack(c, <-c.reply)
+	b.d.undo(c, <-c.reply)
 }
 
-// unwanted reports whether nobody waits for the reply any more.
+// unwanted reports whether no caller waits for the reply any more.
 func (c *command) unwanted() bool {
 	return c.state.Load() == replyAbandoned || c.onReply != nil && c.ctx.Err() != nil
 }
 
-// takeBack undoes a command whose reply nobody uses.
-func (d *deployment) takeBack(c *command, r result) {
+// undo undoes a command whose reply no caller takes.
+func (d *deployment) undo(c *command, r result) {
 	switch {
 	case c.token == "" || c.fresh && Unsent(r.err) || (c.fresh || c.records != nil) && notSignedIn(r.err):
 	case c.records == nil:
@@ -139,12 +140,12 @@ func (d *deployment) takeBack(c *command, r result) {
 	}
 }
 
-// key is what a command is about.
+// key is the key that a command is about.
 func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
 
-// sent returns the command as the call that go-redis is to send; see [luascript.Script.Call].
-func (c *command) sent(once bool) *luascript.Call {
-	c.call = c.script.CallIn(&c.ctx, &c.cmd, c.args, once)
+// sent returns the command as a call for go-redis to send; see [luascript.Script.Call].
+func (c *command) sent(noRetry bool) *luascript.Call {
+	c.call = c.script.CallIn(&c.ctx, &c.cmd, c.args, noRetry)
 	return &c.call
 }
 
@@ -153,8 +154,8 @@ func (c *command) result() result {
 	return result{val, err}
 }
 
-// callContext has the values of a caller's ctx, and ends when the caller has gone:
-// that ends go-redis's own retries.
+// callContext has the values of a caller's ctx, and ends when the caller has left: that ends
+// go-redis's own retries.
 type callContext struct {
 	context.Context
 	gone chan struct{}
@@ -173,7 +174,7 @@ func (c *callContext) Err() error {
 	}
 }
 
-// do sends a command for a caller who waits for the reply, whatever happens.
+// do sends a command for a caller that waits for the reply in any case.
 func (d *deployment) do(cmd *command) result {
 	batcher := d.batcher(cmd.record)
 	switch {
@@ -187,10 +188,9 @@ func (d *deployment) do(cmd *command) result {
 	}
 }
 
-// ask sends a command and waits for its reply, for as long as the caller can and
-// the lease that is asked for may last, and until stop.
-// After an error, or when stopped, what the command does is taken back. A command
-// of which nothing is to be taken back may be sent until the Locker is closed.
+// ask sends a command and waits for its reply, for as long as the caller can and timeout lasts, and
+// until stop. After an error, or when stopped, what the command does is undone. A command with
+// nothing to undo may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	b := d.batcher(cmd.record)
 	if !b.submit(cmd) {

@@ -24,20 +24,20 @@ type deployment struct {
 	rdb     redis.UniversalClient
 	single  bool                 // one node serves all keys
 	cluster *redis.ClusterClient // rdb, if it is one
-	retries int                  // of a command that the server did not answer: rdb's own
+	retries int                  // of a command that the server did not answer: as rdb has them
 	renewer *dedicated.Client
 
 	batchersMu sync.Mutex
 	batchers   map[*redis.Client]*batcher
-	looked     atomic.Int64 // when it was last looked which nodes of a Cluster serve slots, in nanoseconds
+	looked     atomic.Int64 // when forgetGone last ran, in nanoseconds
 	commands   sync.Pool    // not global: a pool would carry channels between synctest's bubbles
 	mapped     atomic.Bool  // the Cluster's slots are known
-	mapping    atomic.Bool  // they are being asked for
+	mapping    atomic.Bool  // go-redis is loading them
 
 	listing       *pacer
 	cancellations cancellations
 	subscription  *listener.Listener
-	warned        bool // of there being no subscription; the listener's
+	warned        bool // that there is no subscription; the listener's goroutine has it
 }
 
 // NewDeployment makes the store of one server, or of one Cluster.
@@ -87,8 +87,8 @@ func (d *deployment) SameAs(other Store) bool {
 	return ok && d.rdb == o.rdb
 }
 
-// publisher is what the subscription is checked with. It publishes in a script, as grants are
-// published: a proxy may count the receivers of a script's message otherwise.
+// publisher is the client with which the subscription is checked. It publishes in a script, as
+// grants are published: a proxy may count the receivers of other messages differently.
 func (d *deployment) publisher() listener.Client {
 	if client, ok := d.rdb.(*redis.Client); ok {
 		return scriptPublisher{listener.NewChecker(client), RecordName(d.prefix, "probe")}
@@ -116,8 +116,8 @@ func (d *deployment) Mark() Mark {
 	}
 }
 
-// subscribed is called when there is a subscription. The listener calls it and
-// unsubscribed on one goroutine.
+// subscribed is called when there is a subscription. The listener calls it and unsubscribed on one
+// goroutine.
 func (d *deployment) subscribed() {
 	if d.renewer.Follow() {
 		d.events.RenewSoon()
@@ -132,7 +132,7 @@ func (d *deployment) subscribed() {
 // unsubscribed is called when there is no subscription.
 func (d *deployment) unsubscribed(err error) {
 	d.warned = true
-	d.events.LookAgain() // whoever waits has to poll
-	d.renewer.Follow()   // the connections that there are may be to an old primary
+	d.events.LookAgain() // calls that wait have to poll
+	d.renewer.Follow()   // the present connections may be to an old primary
 	d.events.Warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})
 }

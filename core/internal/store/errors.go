@@ -1,6 +1,6 @@
 package store
 
-// What can go wrong, and what an error says of Redis.
+// The errors of a store, and what an error says about Redis.
 
 import (
 	"context"
@@ -25,17 +25,17 @@ var (
 
 var errShape = luascript.ErrReply
 
-// Unavailable reports that Redis did not do what was asked.
+// Unavailable returns the error of a request that Redis did not serve.
 func Unavailable(op, key string, err error) error {
 	return fmt.Errorf("core: %s %q: %w: %w", op, key, ErrUnavailable, err)
 }
 
-// CallerGone reports the caller's own ctx.
+// CallerGone returns the error of a call whose ctx has ended.
 func CallerGone(ctx context.Context, op, key string) error {
 	return fmt.Errorf("core: %s %q: %w", op, key, ctxerr.Of(ctx))
 }
 
-// Closed reports that the Locker was closed.
+// Closed returns the error of a call on a closed Locker.
 func Closed(op, key string) error {
 	return fmt.Errorf("core: %s %q: %w", op, key, lifecycle.ErrClosed)
 }
@@ -45,14 +45,14 @@ type unsentError struct{ error }
 
 func (e unsentError) Unwrap() error { return e.error }
 
-// Unsent reports whether err is of a command that was not sent.
+// Unsent reports whether err is that of a command that was not sent.
 func Unsent(err error) bool {
 	var unsent unsentError
 	return errors.As(err, &unsent)
 }
 
-// MayHaveRun reports whether a command that failed may have had its effect: not if Redis refused it,
-// and not if it was never sent.
+// MayHaveRun reports whether a command that failed may have had its effect: not if Redis refused
+// it, nor if it was never sent.
 func MayHaveRun(err error) bool {
 	var refused redis.Error
 	var op *net.OpError
@@ -65,14 +65,14 @@ func MayHaveRun(err error) bool {
 // PoolTimeout reports whether err says that all connections of this process are in use.
 func PoolTimeout(err error) bool { return errors.Is(err, redis.ErrPoolTimeout) }
 
-// SaysNothing reports whether err is none of the node's doing: a caller has left, all connections
+// SaysNothing reports whether err says nothing about the node: a caller has left, all connections
 // are in use, the client was closed, or nothing was sent.
 func SaysNothing(err error) bool {
 	return errors.Is(err, context.Canceled) || PoolTimeout(err) || errors.Is(err, redis.ErrClosed) || Unsent(err)
 }
 
-// Outage reports whether a request that failed with err says that Redis does not serve at all, which
-// can end, rather than that it refuses this request. A full pool says nothing about Redis.
+// Outage reports whether err says that Redis does not serve at all for now, rather than that it
+// refuses this request. A full pool says nothing about Redis.
 func Outage(err error) bool {
 	if replied(err) {
 		return isTransient(err)
@@ -80,12 +80,11 @@ func Outage(err error) bool {
 	return errors.Is(err, ErrUnavailable)
 }
 
-// isUnreachable reports whether err says that the node does not answer. Whatever it replies is an
-// answer.
+// isUnreachable reports whether err says that the node does not answer. Any reply is an answer.
 func isUnreachable(err error) bool { return err != nil && !replied(err) && !SaysNothing(err) }
 
-// notSignedIn reports whether Redis refused a command unread, since its connection has not signed in. One of more than ten
-// words it refuses in its own way.
+// notSignedIn reports whether Redis refused a command without reading it, since its connection has
+// not authenticated. For a command of more than ten words Redis has another error.
 func notSignedIn(err error) bool {
 	return replied(err) && (redis.IsAuthError(err) || strings.Contains(err.Error(), "unauthenticated multibulk length"))
 }
@@ -95,7 +94,7 @@ func replied(err error) bool {
 	return ok
 }
 
-// isTransient reports whether err is a reply that says that the node serves nobody for now.
+// isTransient reports whether err is a reply by which the node serves no requests for now.
 func isTransient(err error) bool {
 	return redis.IsLoadingError(err) || redis.IsReadOnlyError(err) || redis.IsClusterDownError(err) ||
 		redis.IsTryAgainError(err) || redis.IsMasterDownError(err) || redis.IsMaxClientsError(err)

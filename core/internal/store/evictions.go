@@ -11,8 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Evictions asks over the connections for renewals, so that no call waits
-// for one.
+// Evictions asks over the renewal client, so that no call waits for it.
 func (d *deployment) Evictions(ctx context.Context) (warnings []Warning) {
 	cluster, ok := d.renewer.Get().(*redis.ClusterClient)
 	if !ok {
@@ -37,8 +36,8 @@ func (d *deployment) Evictions(ctx context.Context) (warnings []Warning) {
 	return warnings
 }
 
-// evictionOf reports what is to be warned of about a server, if anything. INFO is
-// allowed more often than CONFIG.
+// evictionOf reports whether a server may evict records, or does not tell. INFO is allowed more
+// often than CONFIG.
 func evictionOf(ctx context.Context, node redis.Cmdable, addr string) (w Warning, bad bool) {
 	info, err := node.Info(ctx, "memory").Result()
 	if err != nil {

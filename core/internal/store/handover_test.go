@@ -191,7 +191,7 @@ func TestHandOver_ToNobody(t *testing.T) {
 	release := store.Sources["release"]
 	mutants := []struct{ name, old, new string }{
 		{"who releases is forgotten", "    redis.call('HSET', key, 'h:' .. token, its[1]) -- nobody was told\n", ""},
-		{"who is not told holds it", "    if told then\n      redis.call('HSET'", "    if true then\n      redis.call('HSET'"},
+		{"who is not told holds it", "    if sent then\n      redis.call('HSET'", "    if true then\n      redis.call('HSET'"},
 	}
 	for _, forbidden := range []bool{false, true} {
 		require.Empty(t, handOverToNobody(t, release, forbidden))

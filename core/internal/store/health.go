@@ -9,42 +9,42 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// health is whether a node answers. A node is down when a command failed after its
-// retries, or when nothing has come back for ReplyTimeout and a probe does not either. Then its
-// batcher sends it nothing but probes, and every command fails at once: callers learn of the
-// outage without waiting for one another, and nothing piles up that Redis would have to do when
-// it is back. Renewals go on: they have connections of their own.
+// health tracks whether a node answers. A node is down when a command has failed after its retries,
+// or when no reply has arrived for ReplyTimeout and a probe has none either. Then its batcher sends
+// only probes, and every command fails at once: callers learn of the outage without waiting for one
+// another, and Redis finds no backlog when it is back. Renewals go on: they have connections of
+// their own.
 type health struct {
-	// How many flights are out, and since when, in nanoseconds, none of them has been answered.
+	// How many pipelines are in flight, and since when, in nanoseconds, there has been no reply.
 	flights, quiet atomic.Int64
-	suspected      atomic.Bool // a probe is out, after a silence
+	suspected      atomic.Bool // a probe is in flight, after a silence
 }
 
 const (
-	// A probe is sent at once, and then at pauses that grow between these two.
+	// The pauses between probes grow between these two. The first is sent at once.
 	probePauseMin, probePauseMax = 20 * time.Millisecond, 250 * time.Millisecond
-	// A probe that has no answer by then is given up.
+	// A probe without a reply is given up after this time.
 	probeTimeout = 300 * time.Millisecond
 )
 
 var errNoReply = errors.New("no reply to anything for " + ReplyTimeout.String())
 
-// sends notes that a flight goes out.
+// sends records that a pipeline is sent.
 func (h *health) sends() {
 	if h.flights.Add(1) == 1 {
 		h.quiet.Store(time.Now().UnixNano())
 	}
 }
 
-// returns notes that a flight is back, with the node's answer unless err says otherwise.
+// returns records that a pipeline has returned, with the node's reply unless err says otherwise.
 func (h *health) returns(err error) {
 	if h.flights.Add(-1) > 0 && !isUnreachable(err) && !SaysNothing(err) {
 		h.quiet.Store(time.Now().UnixNano())
 	}
 }
 
-// suspect has a node probed of which nothing has come back for too long: one connection
-// may be dead, or this process was stopped.
+// suspect has the node probed if there has been no reply for too long: one connection may be dead,
+// or this process was stopped.
 func (b *batcher) suspect(now time.Time) {
 	silent := b.flights.Load() > 0 && now.UnixNano()-b.quiet.Load() > int64(ReplyTimeout)
 	if !silent || !b.suspected.CompareAndSwap(false, true) {
@@ -60,8 +60,8 @@ func (b *batcher) suspect(now time.Time) {
 	})
 }
 
-// fail takes the node for down. Every command that waits to be sent fails. Of a Cluster whose
-// slots are not known yet it cannot tell which node failed.
+// fail marks the node as down. Every command that waits to be sent fails. For a Cluster whose slots
+// are not known yet it cannot tell which node failed.
 func (b *batcher) fail(err error) {
 	if b.d.cluster != nil && b.node == nil {
 		return
@@ -78,7 +78,7 @@ func (b *batcher) fail(err error) {
 	b.d.life.Background(b.probe)
 }
 
-// probe asks the node until it answers, and takes it for up then.
+// probe probes the node until it answers, and then marks it as up.
 func (b *batcher) probe() {
 	for pause := probePauseMin; !b.alive(); pause = min(2*pause, probePauseMax) {
 		timer := time.NewTimer(pause)
@@ -107,8 +107,8 @@ func (b *batcher) warn(w Warning) {
 	b.d.events.Warn(w)
 }
 
-// alive reports whether the node answers, whatever it says, to a renewal of nothing: a
-// command for which the Locker has the rights.
+// alive reports whether the node answers, with whatever reply, to a renewal of nothing: a command
+// for which the Locker has the rights.
 func (b *batcher) alive() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()

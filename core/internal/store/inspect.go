@@ -1,6 +1,6 @@
 package store
 
-// What a deployment tells of keys, and what it does to them for others than their holders.
+// Reports on keys, and changes of them on behalf of others than their holders.
 
 import (
 	"cmp"
@@ -30,16 +30,16 @@ type Info struct {
 	Holders       []Participant // in the order of their fences
 	Waiters       []Participant
 	Reserved      time.Duration
-	Stamp         int64 // of the reservation
+	Stamp         int64 // the reservation's
 }
 
-// Participant is core's: a process that holds a key or waits for it, and what for.
+// Participant is a process that holds a key or waits for it; see core.Participant.
 type Participant struct {
 	Locker, Host string
 	PID, Limit   int
 	Name, ID     string
 	TTL          time.Duration
-	// Of a holder.
+	// For holders only.
 	Fence     int64
 	Since     time.Time
 	Remaining time.Duration
@@ -48,9 +48,9 @@ type Participant struct {
 const (
 	inspectHolders   = 1000
 	listParticipants = 10
-	// One List looks at this many times as many names as keys are wanted, where most names are not of keys.
+	// One List reads at most this many times as many names as keys are wanted: most names may not be of keys.
 	listScans = 10
-	// adminTimeout is how long a call waits for Redis whose ctx sets no bound.
+	// adminTimeout is how long a call without a deadline waits for Redis.
 	adminTimeout = 15 * time.Second
 )
 
@@ -66,7 +66,8 @@ func (d *deployment) Inspect(ctx context.Context, key string) (Info, error) {
 	return info, nil
 }
 
-// Force is not sent again after a lost reply: it would answer that there is no such holder.
+// Force is not sent again after a lost reply: the second reply would be that there is no such
+// holder.
 func (d *deployment) Force(ctx context.Context, key string, fence int64) (first int64, err error) {
 	val, err := d.admin(ctx, "force release", key, forceScript, true, "", fence)
 	if err != nil {
@@ -90,8 +91,8 @@ func (d *deployment) Unreserve(ctx context.Context, key string, stamp int64) (en
 	return val != int64(0), err
 }
 
-// admin runs a script for a caller who waits for it, with once as in command.
-func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
+// admin runs a script for a caller that waits for it; see command for noRetry.
+func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, noRetry bool, args ...any) (any, error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Scr
 	if d.life.Closed() {
 		return nil, Closed(op, key)
 	}
-	cmd := d.command(ctx, s, once, RecordName(d.prefix, key), args...)
+	cmd := d.command(ctx, s, noRetry, RecordName(d.prefix, key), args...)
 	r, _, err := d.ask(ctx, op, cmd, adminTimeout, nil)
 	if err != nil {
 		return nil, err
@@ -154,8 +155,8 @@ func listFailed(ctx context.Context, err error) error {
 	return fmt.Errorf("core: list: %w: %w", ErrUnavailable, err)
 }
 
-// inspectAll appends reports on keys to infos, but for those that are free, and returns for how long
-// Redis worked.
+// inspectAll appends reports on keys to infos, except for those that are free, and returns for how
+// long Redis worked.
 func (d *deployment) inspectAll(ctx context.Context, records []string, infos []Info) (all []Info, busy time.Duration, err error) {
 	var first, last time.Time // by the clock of the server, which has all of them
 	calls := make([]*luascript.Call, len(records))
@@ -167,7 +168,7 @@ func (d *deployment) inspectAll(ctx context.Context, records []string, infos []I
 	for i, record := range records {
 		val, err := calls[i].Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
-			continue // nothing of ours
+			continue // not a record
 		}
 		var info Info
 		if err == nil {
@@ -186,15 +187,15 @@ func (d *deployment) inspectAll(ctx context.Context, records []string, infos []I
 	return infos, last.Sub(first) + inspectTakes, nil
 }
 
-// scan is a place in a scan over all primaries, in the order of their addresses.
-// A cursor is Redis's own, and on a Cluster the node's address after an @.
+// scan is a position in a scan over all primaries, in the order of their addresses. A cursor is
+// Redis's own, and on a Cluster the node's address after an @.
 type scan struct {
 	nodes []redis.Cmdable // from the present one on
 	addrs []string        // of a Cluster's; else nil
 	at    uint64
 }
 
-// nodesFrom finds the place that a cursor means.
+// nodesFrom finds the position of a cursor.
 func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error) {
 	invalid := fmt.Errorf("core: list: %w", ErrInvalidCursor)
 	digits, addr, _ := strings.Cut(cursor, "@")
@@ -235,8 +236,8 @@ func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error
 	return s, nil
 }
 
-// next returns the next records, whose names begin with prefix, and moves on.
-// It returns also for how long Redis worked.
+// next returns the next records, whose names begin with prefix, and advances. It also returns for
+// how long Redis worked.
 func (s *scan) next(ctx context.Context, prefix string, count int) (records []string, busy time.Duration, err error) {
 	var found *redis.ScanCmd
 	busy = timed(ctx, s.nodes[0], func(pipe redis.Pipeliner) {
@@ -273,14 +274,13 @@ func (s *scan) cursor() string {
 	}
 }
 
-// inGlob writes a text so that a pattern means just that.
+// inGlob escapes a text so that a pattern matches just that.
 var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
-// noRecord is what inspect.lua answers of a HASH that no version wrote.
+// noRecord is what inspect.lua replies for a HASH that no version of perkey wrote.
 const noRecord = int64(2)
 
-// parseInspect reads the answer of inspect.lua. What does not look like a holder is
-// passed over.
+// parseInspect reads the reply of inspect.lua. It leaves out what does not look like a holder.
 func parseInspect(key string, val any) (info Info, err error) {
 	items, ok := val.([]any)
 	if !ok || len(items) != 8 {
@@ -305,7 +305,7 @@ func parseInspect(key string, val any) (info Info, err error) {
 			continue
 		}
 		ends, err := strconv.ParseInt(f[1], 10, 64)
-		first, _, _ := strings.Cut(f[2], "-") // of a downgraded one there is a last one too
+		first, _, _ := strings.Cut(f[2], "-") // a downgraded holder has a last one too
 		fence, err2 := strconv.ParseInt(first, 10, 64)
 		if err != nil || err2 != nil {
 			continue

@@ -1,6 +1,6 @@
 package store
 
-// What keeps a lease, or a place in a key's FIFO: renewals and refreshes; and the downgrade.
+// Renewals of leases, refreshes of places in a key's FIFO, and the downgrade.
 
 import (
 	"cmp"
@@ -13,8 +13,8 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Renew sends each key as a command on a Cluster; elsewhere many go into one, since most of a script
-// call's cost is the call.
+// Renew sends one script call per key on a Cluster. Elsewhere it sends one for many keys, since
+// most of the cost is that of the call.
 func (d *deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	replies := make([]RenewalReply, len(batch))
 	for _, rdb := range []redis.UniversalClient{d.renewer.Get(), d.rdb} {
@@ -22,12 +22,12 @@ func (d *deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply 
 		if err := replies[0].Err; err == nil || replied(err) && !redis.IsMaxClientsError(err) {
 			break
 		}
-		// Perhaps no connection could be had: the other client may have one.
+		// Perhaps no connection was free: the other client may have one.
 	}
 	return replies
 }
 
-// keysPerCall is how many keys go into one call of a script for any number.
+// keysPerCall is how many keys go into one call of a script that takes any number.
 func (d *deployment) keysPerCall() int {
 	if d.cluster != nil {
 		return 1
@@ -35,7 +35,7 @@ func (d *deployment) keysPerCall() int {
 	return 32
 }
 
-// renewSome renews so many keys a call.
+// renewSome renews leases with so many keys in a call.
 func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []Renewal, replies []RenewalReply, keys int) {
 	var calls []*luascript.Call
 	for some := range slices.Chunk(batch, keys) {
@@ -56,9 +56,8 @@ func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []Renewal, 
 }
 
 // renewCall makes a call of renew.lua for several keys. It passes pointers, and one number for
-// all that have it: what is put into an interface by value is allocated, and a process renews
-// thousands a second. The first key is a string, since a Cluster's client looks for the slot
-// in it.
+// successive equal TTLs: a value that is put into an interface is allocated, and a process renews
+// thousands a second. The first key is a string, since a Cluster's client reads the slot from it.
 func renewCall(ctx context.Context, some []Renewal) *luascript.Call {
 	args := append(renewScript.Args(make([]any, 0, 3+3*len(some)), len(some)), some[0].Record)
 	for i := range some[1:] {
@@ -75,7 +74,7 @@ func renewCall(ctx context.Context, some []Renewal) *luascript.Call {
 	return &call
 }
 
-// renewed is what renew.lua answered for each of n keys.
+// renewed is the reply of renew.lua for each of n keys.
 func renewed(call *luascript.Call, n int) ([]int64, error) {
 	val, err := call.Result()
 	if err != nil {

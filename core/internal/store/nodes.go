@@ -10,10 +10,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// nodesTick is how often a Locker in use looks which nodes of a Cluster serve slots.
+// nodesTick is how often a Locker in use checks which nodes of a Cluster serve slots.
 const nodesTick = time.Minute
 
-// lookAtNodes has forgetGone run when it is time.
+// lookAtNodes runs forgetGone if it is time.
 func (d *deployment) lookAtNodes(now time.Time) {
 	last := d.looked.Load()
 	if now.UnixNano()-last > int64(nodesTick) && d.looked.CompareAndSwap(last, now.UnixNano()) {
@@ -21,8 +21,8 @@ func (d *deployment) lookAtNodes(now time.Time) {
 	}
 }
 
-// forgetGone forgets the nodes of a Cluster that serve no slots any more: they have left, or
-// are replicas now.
+// forgetGone removes the nodes of a Cluster that no longer serve slots: they have left, or have
+// become replicas.
 func (d *deployment) forgetGone() {
 	if d.cluster == nil {
 		return
@@ -57,14 +57,14 @@ func (d *deployment) forgetGone() {
 
 func (d *deployment) NodeOf(record string) any { return d.node(record) }
 
-// node is the node that serves a record, on a Cluster whose slots are known. It is
-// nil otherwise: go-redis finds the way.
+// node is the node that serves a record, on a Cluster whose slots are known. It is nil otherwise:
+// go-redis finds the node.
 func (d *deployment) node(record string) *redis.Client {
 	if d.cluster == nil {
 		return nil
 	}
 	if !d.mapped.Load() {
-		if d.mapping.CompareAndSwap(false, true) { // it may take long
+		if d.mapping.CompareAndSwap(false, true) { // to load the slots may take long
 			d.life.Background(func() {
 				_, err := d.cluster.MasterForKey(context.Background(), record)
 				d.mapped.Store(err == nil)

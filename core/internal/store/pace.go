@@ -13,20 +13,19 @@ import (
 const (
 	// Listing keys takes 1/listShare of a Redis at most.
 	listShare = 20
-	// What one step asks of Redis, which answers nobody else meanwhile: names to look at, and
-	// keys to report on.
+	// How many names one step reads, and on how many keys it reports: Redis serves no other request meanwhile.
 	scanAtOnce    = 50
 	inspectAtOnce = 10
-	// Steps that owe less go on at once: timers are no finer.
+	// A pause that would be shorter is left out: timers are not that fine.
 	shortestPause = time.Millisecond / 2
-	// inspectTakes is what a report on one key takes, where that is not measured.
+	// inspectTakes is how long Redis takes for a report on one key, where that is not measured.
 	inspectTakes = 20 * time.Microsecond
 )
 
-// pacer has the steps of all who list keys come one at a time, and no sooner than what the steps before
-// took of Redis is 1/listShare of the time since.
+// pacer lets the steps of all calls of List run one at a time, with pauses so that the time that
+// they take of Redis is at most 1/listShare.
 type pacer struct {
-	free chan struct{} // holds one: who has it may use next
+	free chan struct{} // holds one: the step that has taken it may use next
 	next time.Time
 }
 
@@ -36,7 +35,7 @@ func newPacer() *pacer {
 	return p
 }
 
-// step runs f when it is its turn. f returns for how long Redis worked.
+// step runs f when the pacer allows it. f returns for how long Redis worked.
 func (d *deployment) step(ctx context.Context, f func() (busy time.Duration, err error)) error {
 	p := d.listing
 	select {
@@ -66,7 +65,8 @@ func (d *deployment) step(ctx context.Context, f func() (busy time.Duration, err
 	return err
 }
 
-// timed sends commands with one pipeline, and returns how long the server took for them by its own clock.
+// timed sends commands in one pipeline, and returns how long the server took for them, by its own
+// clock.
 func timed(ctx context.Context, node redis.Cmdable, add func(redis.Pipeliner)) time.Duration {
 	pipe := node.Pipeline()
 	from := pipe.Time(ctx)

@@ -13,17 +13,18 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
-// quorum is the store of several independent deployments, its nodes: a majority decides, and for counted holders more (see needed).
+// quorum is the store of several independent deployments, its nodes: ask all → count votes → a
+// majority decides, and for counted holders more (see needed).
 type quorum struct {
 	life     *lifecycle.Lifecycle
 	prefix   string
 	ttl      time.Duration
 	nodes    []*node
 	majority int
-	timeout  time.Duration // how long nodes are waited for; zero: see timeoutFor
+	timeout  time.Duration // how long it waits for nodes; zero: see timeoutFor
 
 	mu   sync.Mutex
-	late map[string]*quorumAttempt // granted, while some nodes have not answered: by token
+	late map[string]*quorumAttempt // by token: granted, while some nodes have not replied
 }
 
 // node is one Redis of a quorum.
@@ -31,15 +32,15 @@ type node struct {
 	*deployment
 
 	mu    sync.Mutex
-	out   int       // questions without an answer
-	quiet time.Time // when the last answer came, or the first of these was sent
+	out   int       // requests without a reply
+	quiet time.Time // when the last reply arrived, or the first of these was sent
 }
 
-// How long a node is waited for when it decides something.
+// The bounds of the time that a decision waits for a node.
 const minNodeTimeout, maxNodeTimeout = 20 * time.Millisecond, 500 * time.Millisecond
 
-// NewQuorum makes the store of several nodes: it asks them at a time, and a majority decides. Each has
-// a client of its own for renewals, so that c has none.
+// NewQuorum makes the store of several nodes. Each node has its own client for renewals, so c has
+// none.
 func NewQuorum(clients []redis.UniversalClient, c Config) Store {
 	q := &quorum{life: c.Life, prefix: c.Prefix, ttl: c.TTL, timeout: c.NodeTimeout, majority: len(clients)/2 + 1, late: map[string]*quorumAttempt{}}
 	for _, rdb := range clients {
@@ -53,7 +54,7 @@ var (
 	errTooFew = errors.New("too few of the nodes answer")
 )
 
-// tooFew says so, with what one of the nodes said.
+// tooFew returns errTooFew, with the error of one of the nodes.
 func tooFew(err error) error {
 	if err == nil {
 		return errTooFew
@@ -61,15 +62,15 @@ func tooFew(err error) error {
 	return fmt.Errorf("%w: %w", errTooFew, err)
 }
 
-// needed is how many nodes have to grant a token, so that no more hold the key than its limit n says: each node has n
-// places, so n+1 holders with so many places each would need more than there are. For one holder, and for readers
-// beside a writer, that is a majority.
+// needed is how many nodes have to grant a token, so that no more hold the key than its limit n
+// says: each node has n places, and n+1 holders with so many places each would need more places
+// than there are. For one holder, and for readers beside a writer, that is a majority.
 func (q *quorum) needed(token string) int {
 	n := max(LimitOf(token), Exclusive)
 	return len(q.nodes)*n/(n+1) + 1
 }
 
-// timeoutFor is how long the nodes have to answer a question about a lease of ttl.
+// timeoutFor is how long the nodes have to reply to a request for a lease of ttl.
 func (q *quorum) timeoutFor(ttl time.Duration) time.Duration {
 	if q.timeout > 0 {
 		return q.timeout
@@ -142,7 +143,7 @@ func (q *quorum) Wait() {
 	}
 }
 
-// silent reports whether the node has had enough questions without answering one.
+// silent reports whether the node has had many requests without replying to one.
 func (n *node) silent() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -188,7 +189,7 @@ func tookPlace(err error) bool {
 	return err == nil || !errors.Is(err, errSilent) && !errors.Is(err, lifecycle.ErrClosed) && MayHaveRun(err)
 }
 
-// votes counts what the nodes answer to one question.
+// votes counts the replies of the nodes to one request.
 type votes struct{ nodes, needed, yes, no, failed int }
 
 type answer int
@@ -212,15 +213,15 @@ func (v *votes) add(a answer) {
 
 func (v *votes) pending() int { return v.nodes - v.yes - v.no - v.failed }
 
-// expire counts those that have not answered as failed.
+// expire counts the nodes that have not replied as failed.
 func (v *votes) expire() { v.failed += v.pending() }
 
 func (v *votes) accepted() bool { return v.yes >= v.needed }
 
-// denied: whoever asks for as many nodes now meets one that said no.
+// denied: so many nodes said no that the others are too few.
 func (v *votes) denied() bool { return v.no > v.nodes-v.needed }
 
-// unknown: too few nodes answer.
+// unknown: so many nodes failed that the others are too few.
 func (v *votes) unknown() bool { return v.failed > v.nodes-v.needed }
 
 func (v *votes) settled() bool {

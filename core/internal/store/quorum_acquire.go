@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// quorumAttempt is one token's way to a majority. Once it has one, a node that answers late keeps the
-// token: to cancel it there could take it from a node that counts by now, since a renewal found it.
-// So a token is only cancelled when it is to hold nothing any more.
+// quorumAttempt is one token's acquire on all nodes: ask all → enough granted → agree on a fence,
+// else withdraw. Once enough have granted, a node that replies late keeps the token: to cancel it
+// there could take it from a node that counts by now, since a renewal found it. So a token is
+// cancelled only when it is to hold nothing any more.
 type quorumAttempt struct {
 	quorum  *quorum
 	req     AcquireRequest
@@ -23,7 +24,7 @@ type quorumAttempt struct {
 	mu      sync.Mutex
 	replies []nodeReply // by node
 	votes   votes
-	closed  bool // the vote is
+	closed  bool // the vote is over
 	over    bool // the token is to hold nothing any more
 	decided chan struct{}
 }
@@ -63,8 +64,8 @@ func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan st
 
 func (c *quorumAttempt) key() string { return KeyOf(c.quorum.prefix, c.req.Record) }
 
-// waitFor waits until done is closed, which expire, at the time-out, must bring about. It returns early
-// at stop, and when the caller cannot wait any longer.
+// waitFor waits until done is closed; at the time-out it calls expire, which must close it. It
+// returns early at stop, and when the caller cannot wait any longer.
 func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{}, expire func()) (stopped bool, err error) {
 	timer := time.NewTimer(min(c.quorum.timeoutFor(c.req.Lease), c.req.Timeout))
 	defer timer.Stop()
@@ -84,7 +85,7 @@ func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{},
 	}
 }
 
-// count takes the answer of one node.
+// count takes the reply of one node.
 func (c *quorumAttempt) count(i int, r result) {
 	reply, err := parseAcquire(r)
 	c.mu.Lock()
@@ -111,9 +112,8 @@ func (c *quorumAttempt) count(i int, r result) {
 	}
 }
 
-// decide closes the vote as soon as the nodes that it needs have granted; or cannot any more, and it
-// is known whether that is for holders or for nodes that do not answer. Called with mu
-// held.
+// decide ends the vote as soon as enough nodes have granted; or too few can, and it is known
+// whether because of holders or because nodes do not reply. Called with mu held.
 func (c *quorumAttempt) decide() {
 	t := &c.votes
 	hopeless := t.yes+t.pending() < t.needed
@@ -132,7 +132,7 @@ func (c *quorumAttempt) expire() {
 	}
 }
 
-// outcome is what the votes say.
+// outcome is the result of the vote.
 func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,8 +148,8 @@ func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 		}
 		return reply, tooFew(err)
 	}
-	// The key can be had when so many of those who hold it are gone that the others
-	// are as many as it needs.
+	// The key can be had when the leases have ended on so many nodes that these and those that granted
+	// are enough.
 	var ends []time.Duration
 	for _, v := range c.replies {
 		if v.in && v.err == nil && !v.reply.Granted {
@@ -164,11 +164,12 @@ func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 	return reply, nil
 }
 
-// agree finds the fence. Each node has granted its own, greater than every one that it
-// knows of; the greatest of a majority is greater than every earlier grant's, since two
-// majorities have a node in common. For the next majority to know of it in turn, it must
-// be known to a majority before anybody uses it: those who granted it, or have reserved
-// it with their block, know already. The others are told, which costs a round trip.
+// agree finds the fence: the greatest of the grants → raise it on nodes that do not know it → until
+// a majority knows it. Each node has granted its own fence, greater than every one that it knows.
+// The greatest of a majority is greater than every earlier grant's, since two majorities have a
+// node in common. For the next majority to know it in turn, a majority must know it before it is
+// used: the nodes that granted it, or have reserved it with their block, know it already. To tell
+// the others costs a round trip.
 func (c *quorumAttempt) agree(ctx context.Context, stop <-chan struct{}) (fence int64, stopped bool, err error) {
 	q := c.quorum
 	fences := map[*node]int64{}
@@ -191,7 +192,7 @@ func (c *quorumAttempt) agree(ctx context.Context, stop <-chan struct{}) (fence 
 			return fence, false, nil
 		}
 		if round > 0 {
-			// Others raise theirs at the same time. Of unequal steps the longest wins.
+			// Other calls raise theirs at the same time: with random steps one of them wins.
 			fence += rand.Int64N(1 << min(round, 16))
 		}
 		if fence, stopped, err = c.raise(ctx, stop, fences, fence); stopped || err != nil {
@@ -200,8 +201,8 @@ func (c *quorumAttempt) agree(ctx context.Context, stop <-chan struct{}) (fence 
 	}
 }
 
-// raise asks the nodes that granted to raise their fences to fence at least, and records
-// what they are then. It returns fence if a majority has that one, else the greatest.
+// raise asks the nodes that granted to raise their fences to fence at least, and records the fences
+// that they have then. It returns fence if a majority has it, else the greatest.
 func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences map[*node]int64, fence int64) (raised int64, stopped bool, err error) {
 	q := c.quorum
 	var mu sync.Mutex
@@ -258,8 +259,7 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	return raised, false, nil
 }
 
-// withdraw releases what the token has, or will have: everywhere but where it was
-// refused.
+// withdraw releases what the token has, or will have, on every node except those that refused it.
 func (c *quorumAttempt) withdraw() {
 	c.mu.Lock()
 	c.over = true
@@ -277,8 +277,8 @@ func (c *quorumAttempt) withdraw() {
 	}
 }
 
-// leave ends the quorumAttempt of a token that is released everywhere by others: nodes that
-// have not answered yet may do so after the release.
+// leave ends the attempt of a token that is being released everywhere: nodes that have not replied
+// yet may grant it after the release.
 func (c *quorumAttempt) leave() {
 	c.mu.Lock()
 	c.over = true
@@ -286,10 +286,10 @@ func (c *quorumAttempt) leave() {
 	c.stopRetries()
 }
 
-// stopRetries ends go-redis's retries of questions that nobody needs an answer to.
+// stopRetries ends go-redis's retries of requests whose replies no call needs.
 func (c *quorumAttempt) stopRetries() { c.stopped.Do(func() { close(c.gone) }) }
 
-// cancel releases what the token may have on a node that has answered.
+// cancel releases what the token may have on a node that has replied.
 func (c *quorumAttempt) cancel(i int) {
 	c.mu.Lock()
 	v := c.replies[i]
@@ -299,14 +299,14 @@ func (c *quorumAttempt) cancel(i int) {
 	}
 }
 
-// retain remembers a quorumAttempt that nodes have not answered yet.
+// retain stores an attempt to which some nodes have not replied yet.
 func (q *quorum) retain(c *quorumAttempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.late[c.req.Token] = c
 }
 
-// forget returns the quorumAttempt of a token, if it was retained.
+// forget removes and returns the attempt of a token, if it was retained.
 func (q *quorum) forget(token string) *quorumAttempt {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -103,8 +103,8 @@ func (q *quorum) Extend(ctx context.Context, op, record, token string, ttl time.
 	}
 }
 
-// Release implements Store: on every node, whether it granted or not. It
-// returns when it is known whether as many had it as it needs, and goes on in the background elsewhere.
+// Release releases on every node, whether it granted or not. It returns when it is known whether as
+// many nodes as it needs had it, and goes on in the background elsewhere.
 func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
@@ -140,7 +140,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 			}
 		}
 		if !q.life.Background(tell) {
-			closed.Go(tell) // the Locker is closed: its caller waits for what is left to do
+			closed.Go(tell) // the Locker is closed: the caller waits for the rest
 		}
 	}
 	timer := time.NewTimer(maxNodeTimeout)
@@ -156,7 +156,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 	switch {
 	case t.denied():
 		return ReleaseReply{}, nil
-	case t.yes+t.no >= t.needed: // it may have been lost on some, but not on too many
+	case t.yes+t.no >= t.needed: // some nodes may have lost it, but not too many
 		return ReleaseReply{Owned: true}, nil
 	}
 	return ReleaseReply{}, tooFew(err)

@@ -47,7 +47,7 @@ func channelPrefix(prefix string) string { return prefix + ":wake:" }
 // NewLockerID makes the id of a Locker, HOST/PID/RANDOM, which names its channel.
 func NewLockerID() string { return hostAndPid() + ident.Random(4) }
 
-// hostAndPid is for people who look into Redis.
+// hostAndPid tells people who inspect Redis where a Locker runs.
 var hostAndPid = sync.OnceValue(func() string {
 	host, _ := os.Hostname()
 	host = strings.Map(func(r rune) rune {

@@ -1,6 +1,6 @@
 package store
 
-// How a deployment releases keys, for a caller who waits and for nobody.
+// Releases, for a caller that waits and in the background.
 
 import (
 	"context"
@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Release tries again for about releaseWait: one try lasts as long as
-// go-redis's time-outs let it.
+// Release retries for about releaseWait: one try takes as long as go-redis's time-outs allow.
 func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {
@@ -20,7 +19,7 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 		r := d.do(cmd)
 		d.recycle(cmd)
 		if reply, err = parseRelease(r); err == nil {
-			// After a lost reply "not the owner" is what an earlier try of ours left.
+			// After a lost reply, "not the owner" can be the result of our own earlier try.
 			reply.Owned = reply.Owned || ran
 			if !reply.Owned && req.rekeyed() {
 				return d.Release(ctx, req)
@@ -40,8 +39,8 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 	cmd.addText(req.Token)
 	cmd.addNumber(req.Used)
 	cmd.add(req.Asked || req.Wanted)
-	if req.Stay > 0 || req.Other != "" {
-		cmd.args = append(cmd.args, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
+	if req.MinHoldLeft > 0 || req.Other != "" {
+		cmd.args = append(cmd.args, req.MinHoldLeft.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 	}
 	// Where there is no subscription PING may be forbidden; and a Cluster could send it to another node.
 	cmd.publishes = req.Wanted && d.single && d.Listening()
@@ -68,9 +67,9 @@ const (
 	releaseWait  = 500 * time.Millisecond
 )
 
-// cancellations are the releases that nobody waits for: of a token that may have a key
-// without our knowing, and of a lease whose release has failed. Each is sent at once, and
-// again while Redis does not answer, until there is nothing left to release.
+// cancellations are the releases that no caller waits for: of a token that may hold a key without
+// our knowing it, and of a lease whose release has failed. Each is sent at once, and again while
+// Redis does not answer, until there is nothing left to release.
 type cancellations struct {
 	d *deployment
 
@@ -80,23 +79,23 @@ type cancellations struct {
 }
 
 type cancellation struct {
-	req   ReleaseRequest
-	stays time.Time        // until when the key is to stay held, if req.Stay is not zero
-	until time.Time        // what it would release has ended by then
-	done  func(owned bool) // called when Redis has answered
+	req          ReleaseRequest
+	minHoldUntil time.Time        // until when the key is to stay held, if req.MinHoldLeft is not zero
+	until        time.Time        // when the grant has expired anyway
+	done         func(owned bool) // called when Redis has replied
 }
 
 const (
 	cancelPause = 100 * time.Millisecond
-	// maxCancels bounds what is sent again. What is past it frees itself when its lease ends.
+	// maxCancels bounds how many are sent again. A grant beyond that expires.
 	maxCancels = 1024
 )
 
 // send sends a cancellation. It does not block, and reports false when the Locker is closed.
 func (c *cancellations) send(one cancellation) bool {
 	d := c.d
-	if one.req.Stay > 0 {
-		one.req.Stay = max(time.Until(one.stays), 0)
+	if one.req.MinHoldLeft > 0 {
+		one.req.MinHoldLeft = max(time.Until(one.minHoldUntil), 0)
 	}
 	cmd := d.releaseCommand(context.Background(), one.req)
 	cmd.onReply = func(r result) {
@@ -145,5 +144,5 @@ func (c *cancellations) retry() {
 
 func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool {
 	now := time.Now()
-	return d.cancellations.send(cancellation{req, now.Add(req.Stay), now.Add(ttl), done})
+	return d.cancellations.send(cancellation{req, now.Add(req.MinHoldLeft), now.Add(ttl), done})
 }

@@ -1,6 +1,6 @@
 package store
 
-// Grants that replicas must have.
+// Confirmation of grants by replicas.
 
 import (
 	"cmp"
@@ -15,8 +15,8 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Confirm asks in steps, which keep the leases going and the Locker's Close from
-// waiting for the last replica.
+// Confirm asks in steps. Each renews the leases, and none keeps the Locker's Close waiting for the
+// last replica.
 func (d *deployment) Confirm(ctx context.Context, batch func() []Renewal, replicas int, wait time.Duration) (known []bool, acks int, err error) {
 	renewals := batch()
 	client, err := d.primary(ctx, renewals[0].Record)
@@ -37,8 +37,8 @@ func (d *deployment) Confirm(ctx context.Context, batch func() []Renewal, replic
 
 const replicaStep = 500 * time.Millisecond
 
-// confirmOnce renews leases, and has Redis wait for its replicas on the same connection: WAIT is
-// about what came before it on that.
+// confirmOnce renews leases, and then waits for the replicas on the same connection: WAIT counts
+// for the writes of its own connection.
 func confirmOnce(ctx context.Context, client *redis.Client, batch []Renewal, replicas int, wait time.Duration) (known []bool, acks int, err error) {
 	renewal, waiting := renewCall(ctx, batch), redis.NewIntCmd(ctx, "wait", replicas, wait.Milliseconds())
 	_ = luascript.Pipeline(ctx, client, []*luascript.Call{renewal}, waiting) // each command has its own error

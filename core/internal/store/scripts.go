@@ -45,9 +45,9 @@ var (
 var constantsSource string
 
 var (
-	// ClaimLease is how long a waiter that was granted the key has to take it up.
+	// ClaimLease is the lease of a waiter that was granted the key, until its first renewal.
 	ClaimLease = time.Duration(constant("CLAIM")) * time.Millisecond
-	// WaiterLife is how long a token stays in a key's FIFO that nobody refreshes.
+	// WaiterLife is how long a token stays in a key's FIFO without a refresh.
 	WaiterLife = time.Duration(constant("ALIVE")) * time.Millisecond
 	// FenceBlock is how many fences an exclusive grant may use up.
 	FenceBlock = constant("BLOCK")
@@ -57,7 +57,7 @@ var (
 	hiddenDigits = int(constant("SECRET"))
 )
 
-// constant reads a number that scripts know by this name. It panics if there is none: the
+// constant reads a number from constants.lua by its name there. It panics if there is none: the
 // names are constants themselves.
 func constant(name string) int64 {
 	found := regexp.MustCompile(`(?m)^local ` + name + ` = (\d+)\b`).FindStringSubmatch(constantsSource)

@@ -1,7 +1,7 @@
-// Package store asks Redis for the records of keys, and hands on what Redis sends without being
-// asked. How records, owner tokens and messages are written is known here and in the scripts only.
+// Package store runs the scripts on the records of keys in Redis, and passes on the messages that Redis
+// publishes. Only this package and its scripts know the format of records, owner tokens and messages.
 //
-// Errors of calls for a key are worded as core returns them.
+// Its errors have the form in which core returns them.
 package store
 
 import (
@@ -13,52 +13,52 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
-// Store is one deployment of Redis, or a quorum of several. It is safe for concurrent use. A record is
-// the name of a key's record; see [RecordName].
+// Store is one deployment of Redis, or a quorum of several. It is safe for concurrent use. A record
+// is the name of a key's record; see [RecordName].
 type Store interface {
-	// Acquire asks for a key. It waits no longer than the caller's ctx lasts, than the request's
-	// timeout, and until stop: the caller got the key otherwise. A reply that nobody takes goes to
+	// Acquire asks for a key. It waits until the caller's ctx ends, the request's timeout is over, or
+	// stop is signalled because the caller was granted the key otherwise. A reply that then arrives goes to
 	// Events.Orphaned.
 	Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error)
 	// AcquireAll asks for several keys by one token, all or none, if one node serves all keys.
 	AcquireAll(ctx context.Context, records []string, req AcquireRequest) (AcquireAllReply, error)
-	// Admit admits followers beside their leader, which was granted the key with fence, and calls done
-	// with a fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
-	// and does nothing when the Locker is closed. It is for stores that queue.
+	// Admit admits followers beside their leader, which was granted the key with fence. It calls done, perhaps
+	// before it returns, with a fence for each follower, zero if it was not admitted. It does not block,
+	// and does nothing when the Locker is closed. Only stores that queue have it.
 	Admit(record, leader string, fence int64, followers []Follower, done func(fences []int64, err error))
 	// Renew renews leases that one node serves; see NodeOf.
 	Renew(ctx context.Context, batch []Renewal) []RenewalReply
-	// Refresh tells Redis that tokens still wait which one node serves; see NodeOf.
+	// Refresh tells Redis that tokens still wait, all on one node; see NodeOf.
 	Refresh(ctx context.Context, batch []Refresh) []RefreshReply
-	// Extend renews one lease for a caller who waits for it. It reports also whether somebody
+	// Extend renews one lease for a caller that waits for it. It also reports whether another call
 	// waits for the key.
 	Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error)
-	// Downgrade makes an exclusive holder a shared one. Downgrades is why it cannot be used; nil: it can.
+	// Downgrade makes an exclusive holder a shared one. Downgrades returns why it cannot be used, or nil.
 	Downgrade(ctx context.Context, req DowngradeRequest) (owned bool, err error)
 	Downgrades() error
 	// Release releases what a token has, even when ctx is dead.
 	Release(ctx context.Context, req ReleaseRequest) (ReleaseReply, error)
-	// Cancel is a release that nobody waits for. It goes on trying for ttl, and calls done when
-	// Redis has answered; a nil done is not called. It does not block, and reports false when
+	// Cancel is a release in the background. It retries for ttl, and calls done, if that is not nil, when
+	// Redis has replied. It does not block, and reports false when
 	// the Locker is closed.
 	Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool
-	// TellReleased tells another Locker that a grant is released that it had. It is not an error if
-	// nobody is told.
+	// TellReleased tells the Locker that took a key that its grant was released. It is not an error if
+	// that Locker is gone.
 	TellReleased(ctx context.Context, locker, key string, fence int64)
 
-	// Replicates is why Confirm cannot be used; nil: it can.
+	// Replicates returns why Confirm cannot be used, or nil.
 	Replicates() error
-	// Confirm renews leases that one node serves until so many replicas have them, or for wait. It
+	// Confirm renews leases, all on one node, until so many replicas have them, or for wait. It
 	// calls batch for each try. It reports which leases Redis knows, and how many replicas have them.
 	Confirm(ctx context.Context, batch func() []Renewal, replicas int, wait time.Duration) (known []bool, acks int, err error)
 
 	// Inspect reports on a key.
 	Inspect(ctx context.Context, key string) (Info, error)
-	// List reports on about count keys that are in use, beginning with an empty cursor and then with
-	// each next one, which is empty after the last. Its error can wrap ErrInvalidCursor.
+	// List reports on about count keys that are in use. cursor is empty for the first page, and next of the
+	// page before for each further one; after the last page next is empty. Its error can wrap ErrInvalidCursor.
 	List(ctx context.Context, cursor string, count int) (infos []Info, next string, err error)
 	// Force takes the key from the holder whose grant has the fence. It returns the first fence of
-	// that grant; 0: there is no such holder.
+	// that grant, or 0 if there is no such holder.
 	Force(ctx context.Context, key string, fence int64) (first int64, err error)
 	// Reserve reserves a key for parked work, and returns the reservation's stamp.
 	Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error)
@@ -72,62 +72,63 @@ type Store interface {
 	Single() bool
 	// Fences is how many fences an exclusive grant may use up.
 	Fences() int
-	// Mark is how this Locker's calls learn of a grant.
+	// Mark says how this Locker's calls learn of a grant.
 	Mark() Mark
 	// Listening reports whether every subscription is up, as far as is known.
 	Listening() bool
-	// NodeOf names the node that serves a record: renewals of different ones do not wait for
-	// one another. Nil: it is not known, or there is but one.
+	// NodeOf names the node that serves a record: renewals for different nodes do not wait for
+	// one another. Nil: it is not known, or there is only one.
 	NodeOf(record string) any
-	// SameAs reports whether two stores are of the same servers.
+	// SameAs reports whether two stores use the same servers.
 	SameAs(other Store) bool
-	// Evictions is what is to be warned of about the primaries' eviction policy.
+	// Evictions returns warnings about the primaries' eviction policies.
 	Evictions(ctx context.Context) []Warning
 
 	Start() // opens the subscriptions in the background; only the first call does anything
-	Close() // ends what is under way; the lifecycle is closed before
-	Wait()  // waits for every goroutine, those of the lifecycle too
+	Close() // ends what is in flight; the lifecycle is closed before
+	Wait()  // waits for every goroutine, also those of the lifecycle
 }
 
-// Config is what a store needs to know of its Locker.
+// Config is what a store has from its Locker.
 type Config struct {
 	ID, Prefix string
 	TTL        time.Duration         // of renewed leases
 	Renewer    redis.UniversalClient // for renewals; nil: one like the store's
 	Life       *lifecycle.Lifecycle
 	Events     Events
-	// NodeTimeout is how long the nodes of a quorum are waited for; zero: a sixth of a lease, half a
+	// NodeTimeout is how long a quorum waits for its nodes; zero: a sixth of a lease, half a
 	// second at most.
 	NodeTimeout time.Duration
 }
 
-// Events takes what Redis sends without being asked: the Locker does.
+// Events receives what happens without a request; the Locker implements it.
 type Events interface {
-	// Message takes what a script published.
+	// Message is called with a message that a script published.
 	Message(m Message)
-	// LookAgain has all calls that wait ask again: messages may have been missed.
+	// LookAgain is called when messages may have been missed: all calls that wait have to ask again.
 	LookAgain()
-	// RenewSoon has all leases renewed that are renewed at all: they may be gone from Redis.
+	// RenewSoon is called when leases may be gone from Redis: all of them have to be renewed.
 	RenewSoon()
-	// Orphaned takes the reply to a request that was given up. Its fence is zero if it was no grant.
+	// Orphaned is called with the reply to a request that its caller gave up. fence is zero if it was not a grant.
 	Orphaned(key, token string, fence, server int64)
+	// Warn is called with a warning.
 	Warn(w Warning)
 }
 
 // ReplyTimeout bounds how long a call waits for a reply from Redis.
 const ReplyTimeout = 3 * time.Second
 
-// Mark is how a token waits in a key's FIFO; MARK in record.lua.
+// Mark says how a token waits in a key's FIFO; MARK in record.lua.
 type Mark uint8
 
 const (
-	// NotQueued does not wait.
+	// NotQueued is that of a token that does not wait.
 	NotQueued Mark = iota
-	// Listens learns of its grant by a message, and is gone if the server has no subscription for it.
+	// Listens is that of a token whose Locker learns of a grant by a message, and is gone if the server has no subscription of it.
 	Listens
-	// Elsewhere learns of it by a message too, but its subscription may be to another node.
+	// Elsewhere is as Listens, but the subscription may be to another node.
 	Elsewhere
-	// Polls has no subscription.
+	// Polls is that of a token whose Locker has no subscription.
 	Polls
 )
 
@@ -141,7 +142,7 @@ type AcquireRequest struct {
 	What          string        // the call, for people; see [Describe]
 	Mark          Mark
 	Watch         string        // the Locker to be told when the key is free; "": none
-	Reserve       time.Duration // parked work: how long its key is reserved
+	Reserve       time.Duration // for parked work: for how long its key is reserved
 	Sent          time.Time
 	Timeout       time.Duration // how long to wait for the reply
 }
@@ -150,7 +151,7 @@ type AcquireRequest struct {
 type AcquireReply struct {
 	Granted  bool
 	Fence    int64
-	Waiting  bool // granted: somebody else waits
+	Waiting  bool // granted: others wait
 	Room     bool // granted: nobody waits, and one more with a limit above 1 fits
 	Reserved bool // granted: the key is reserved
 	Foreign  bool // refused: the record is not of this version, and has no FIFO
@@ -159,13 +160,13 @@ type AcquireReply struct {
 
 // Standing is where a token stands in a key's FIFO.
 type Standing struct {
-	Remaining time.Duration // at least, of a holder's lease; zero: not known
+	Remaining time.Duration // of a holder's lease, at least; zero: not known
 	Server    int64         // the server's clock in ms
 	Place     int           // from 1; 0: not in it
 	Queued    int           // the FIFO's length
 }
 
-// AcquireAllReply has a grant for each key, or says which one cannot be had.
+// AcquireAllReply has a grant for each key, or names the key that cannot be had.
 type AcquireAllReply struct {
 	Grants []AcquireReply // nil: none was granted
 	Held   int            // the first that cannot be had
@@ -193,8 +194,8 @@ type RenewalReply struct {
 	Err     error
 }
 
-// Refresh tells Redis that a token still waits, and asks for its place. It costs Redis a fraction of
-// an [AcquireRequest], and many go into one command.
+// Refresh tells Redis that a token still waits, and asks for its place. It costs Redis a fraction
+// of an [AcquireRequest], and many go into one command.
 type Refresh struct{ Record, Token string }
 
 // RefreshReply is where a token stands; place 0: it has to ask.
@@ -215,21 +216,21 @@ type DowngradeRequest struct {
 type ReleaseRequest struct {
 	Record, Token string
 	Used          int64         // greatest fence used; zero: none
-	Stay          time.Duration // how long the key is to stay held after the release
-	Asked         bool          // another token has asked for the key: its record is not thin
+	MinHoldLeft   time.Duration // the rest of a MinHold: for how long the key stays held after the release
+	Asked         bool          // another token has asked for the key, so its record is not thin
 	Wanted        bool          // calls of other processes wait for the message that the release publishes
-	Holder        Rekeyed       // whose token it is; nil: it is the only one
+	Holder        Rekeyed       // whose token it is; nil: it has no other
 	Requeue
 }
 
-// Rekeyed is a holder whose token can be another one since a Downgrade.
+// Rekeyed is a holder whose token may have changed, by a Downgrade.
 type Rekeyed interface {
-	// Rekeyed is called when Redis does not know a token of the holder. It returns the one by which
-	// Redis may know it, and whether that is another one.
+	// Rekeyed is called when Redis does not know the token from. It returns the holder's present token,
+	// and whether that is another one.
 	Rekeyed(from string) (token string, ok bool)
 }
 
-// rekeyed names the holder by another token, if it has one.
+// rekeyed puts the holder's present token into the request. It reports whether that is another one.
 func (r *ReleaseRequest) rekeyed() (ok bool) {
 	if r.Holder != nil {
 		if r.Token, ok = r.Holder.Rekeyed(r.Token); ok {
@@ -239,30 +240,30 @@ func (r *ReleaseRequest) rekeyed() (ok bool) {
 	return ok
 }
 
-// Requeue is another token of this process that goes to Redis along with a release.
+// Requeue is another token of this process that is sent along with a release.
 type Requeue struct {
 	Other string
 	Mark  Mark   // how it is to wait; NotQueued: it leaves the FIFO
-	What  string // what it is
+	What  string // the call, for people; see [Describe]
 	Fresh bool   // it cannot be in the FIFO yet
 }
 
-// ReleaseReply says whether the token had the key; and, if another was to wait, that one's fence if
-// it was granted, or else where it stands.
+// ReleaseReply says whether the token held the key. If another token was to wait, it has that one's
+// fence if it was granted the key, and otherwise its standing.
 type ReleaseReply struct {
 	Owned bool
 	Fence int64
 	Standing
 }
 
-// Warning is core's, which documents its fields.
+// Warning is documented in core.
 type Warning struct {
 	Kind, Node, Detail string
 	Err                error
 	Resolved           bool
 }
 
-// What a Warning is about.
+// The kinds of a Warning.
 const (
 	WarnEviction        = "eviction"
 	WarnEvictionUnknown = "eviction unknown"

@@ -20,7 +20,7 @@ type Secret [secretDigits / 2]byte
 // secretDigits is how many digits a SECRET has.
 const secretDigits = 24
 
-// TokenRoom is room for a token, as a rule.
+// TokenRoom is a capacity that nearly every token fits.
 const TokenRoom = 96
 
 // NewToken makes a token.
@@ -42,7 +42,7 @@ func AppendToken(b []byte, limit int, locker string, secret Secret) []byte {
 	return hex.AppendEncode(b, secret[:])
 }
 
-// SplitToken takes apart what FormatToken wrote.
+// SplitToken splits a token that FormatToken made.
 func SplitToken(token string) (locker string, secret Secret) {
 	_, rest, _ := strings.Cut(token, ":")
 	locker, digits, _ := strings.Cut(rest, ".")
@@ -50,14 +50,14 @@ func SplitToken(token string) (locker string, secret Secret) {
 	return locker, secret
 }
 
-// LimitOf is a token's limit.
+// LimitOf returns a token's limit.
 func LimitOf(token string) int {
 	digits, _, _ := strings.Cut(token, ":")
 	n, _ := strconv.Atoi(digits)
 	return n
 }
 
-// ValidToken reports whether NewToken can have made the token.
+// ValidToken reports whether token has the form of one that NewToken makes.
 func ValidToken(token string) bool {
 	digits, rest, _ := strings.Cut(token, ":")
 	locker, secret, _ := strings.Cut(rest, ".")
@@ -67,5 +67,5 @@ func ValidToken(token string) bool {
 		len(secret) == secretDigits && strings.Trim(secret, "0123456789abcdef") == ""
 }
 
-// Named is a token as messages name it.
+// Named returns the form in which messages name a token: without the end of its secret.
 func Named(token string) string { return token[:max(len(token)-hiddenDigits, 0)] }

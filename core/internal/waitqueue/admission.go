@@ -5,7 +5,7 @@ package waitqueue
 import "time"
 
 const (
-	// MaxFollowers bounds how long a script keeps Redis. More are admitted by several.
+	// MaxFollowers bounds for how long one script occupies Redis. More calls need several scripts.
 	MaxFollowers = 128
 	// admissionTimeout is how long a queue does not ask by itself while an admission is under way.
 	admissionTimeout = time.Second
@@ -14,10 +14,11 @@ const (
 // Admission asks Redis to admit calls, the followers, beside the one that was granted the key, the
 // leader.
 //
-// When the queue is granted the key other than exclusively, the calls that wait with the leader are
-// admitted too, all in one round trip: readers past calls of other processes that wait, permits only
-// if none does. If the leader has released by then, all of them only if nobody waits. A call that joins
-// the queue later asks again: so at most two batches of readers enter before a writer that waits.
+// When the queue is granted the key, and not exclusively, the calls that wait with the leader are
+// admitted too, all in one round trip. Readers are admitted past calls of other processes that
+// wait, permits only if none does; if the leader has released by then, all of them only if nobody
+// waits. A call that joins the queue later asks again, so at most two batches of readers enter
+// before a writer that waits.
 type Admission struct {
 	Leader string // the token that was granted the key
 	Fence  int64  // its own
@@ -50,9 +51,9 @@ func (q *Queue) admit(now time.Time, leader Grant) {
 	}
 }
 
-// Admitted takes the answer to an admission: a fence for each of its calls, zero if it was not
-// admitted. What was granted to a call that does not wait any more is cancelled, and what may
-// have been granted too.
+// Admitted takes the reply to an admission: a fence for each of its calls, or zero if it was not
+// admitted. It cancels a grant to a call that no longer waits, and, without a reply, all that may
+// have been granted.
 func (q *Queue) Admitted(now time.Time, a *Admission, fences []int64, f Failure) []Action {
 	q.begin()
 	q.admitting--
@@ -94,9 +95,9 @@ func (q *Queue) Admitted(now time.Time, a *Admission, fences []int64, f Failure)
 	return q.actions
 }
 
-// withdraw takes back the token of a queue whose first call is gone, if others may be granted the
-// key along with it: it may have been granted already, and to a call that came later its fence
-// could be smaller than one seen before.
+// withdraw takes back the token of a queue whose first call has left, if others may be granted the
+// key along with it. The token may have been granted already; for a call that joined later its
+// fence could be smaller than one that the call has seen.
 func (q *Queue) withdraw() {
 	if q.Limit != 1 && q.token != "" {
 		q.cancel(q.token)

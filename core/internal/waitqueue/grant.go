@@ -1,42 +1,42 @@
 package waitqueue
 
-// Grants, whether they answer a question or come by a message.
+// Grants, by the reply to a request or by a message.
 
 import "time"
 
-// Grant is a key that Redis has granted to a token.
+// Grant says that Redis has granted the key to a token.
 type Grant struct {
 	Token  string
 	Fence  int64
 	Wanted bool // others wait
-	Room   bool // for one more such holder; any number of readers has room
+	Room   bool // one more such holder fits; for readers always
 	Until  time.Time
 }
 
-// Granted takes a grant that answers the call's question.
+// Granted takes a grant in reply to the call's request.
 func (q *Queue) Granted(now time.Time, c *Call, g Grant) []Action {
 	q.begin()
 	q.done(g.Token, c)
 	switch {
 	case q.settle(g.Token, g.Fence, 0):
 	case q.token != g.Token || !c.queued:
-		q.cancel(g.Token) // it is cancelled already, or another grant was handed over meanwhile
+		q.cancel(g.Token) // the token was cancelled, or another grant was handed over meanwhile
 	default:
 		q.give(now, c, g)
 	}
 	return q.actions
 }
 
-// GrantMessage takes a grant that was published, not before since, to the queue's token. The message
-// says when the claim ends on the server's clock, in ms.
+// GrantMessage takes a grant to the queue's token by a message that was published at since or
+// later. The message says when the claim ends on the server's clock, in ms.
 func (q *Queue) GrantMessage(now, since time.Time, g Grant, ends int64) []Action {
 	q.begin()
 	if q.token == "" || q.token != g.Token {
-		return q.actions // it is cancelled
+		return q.actions // the token was cancelled
 	}
 	g.Until = q.Validity(since, q.Claim)
-	// The grant was made after the token's question was sent, and when that was sent the
-	// server's clock had not passed the time in the answer.
+	// The grant was made after the token's request was sent, and at that time the
+	// server's clock had not passed the time in the reply.
 	length := q.Claim
 	if q.server != 0 {
 		length = time.Duration(ends-q.server) * time.Millisecond
@@ -48,23 +48,24 @@ func (q *Queue) GrantMessage(now, since time.Time, g Grant, ends int64) []Action
 	return q.actions
 }
 
-// accept takes a grant to the queue's token that does not answer a question. It is valid until
+// accept takes a grant to the queue's token that is not the reply to a request. It is valid until
 // g.Until.
 func (q *Queue) accept(now time.Time, g Grant) {
 	if q.first == nil || q.Expired(g.Until, now) {
-		// This process was stopped, or the message late: Redis knows whether the grant still
-		// stands.
+		// This process was stopped, or the message was late: ask Redis whether the grant is still
+		// valid.
 		q.askAt = time.Time{}
 		q.wake()
 		return
 	}
-	if q.asked == g.Token {
-		q.overtaken, q.asked = append(q.overtaken, overtaken{g.Token, g.Fence}), ""
+	if q.inFlight == g.Token {
+		q.overtaken, q.inFlight = append(q.overtaken, overtaken{g.Token, g.Fence}), ""
 	}
 	q.give(now, q.first, g)
 }
 
-// give gives a grant of the queue's token to a call.
+// give gives a grant of the queue's token to a call: dequeue it → Give → admit those that fit
+// beside it.
 func (q *Queue) give(now time.Time, c *Call, g Grant) {
 	q.token = ""
 	q.dequeue(c)

@@ -16,31 +16,31 @@ import (
 // did, what this process holds and which tokens Redis may have; and nothing of how a queue works.
 type model struct {
 	*world
-	arrivals   int
-	waiting    []*call // in the order in which they are to be served
-	informed   map[*call]bool
-	failing    map[*call]bool
-	back       map[*call]bool // it has rejoined
-	known      bool           // the latest question had an answer
-	follower   map[*call]string
-	room       bool   // for one more beside the grant that is being given
-	wanted     bool   // others wait behind the grant that is being given
-	behind     int64  // the greatest fence of a grant behind which a message said that others wait
-	open       string // the token that a question is out about
-	held       *hold  // the exclusive hold with calls behind it
-	rivalKnown bool
-	ttl        time.Duration // of the release under way
-	fences     map[int64]bool
-	seen       int64           // the greatest fence that anybody has used
-	before     map[*call]int64 // seen, as the call came
-	way        map[string]int  // commands and cancels under way, by token
-	cancels    map[string]bool // tokens that were cancelled
-	used       map[string]bool // tokens of which a grant was given
-	// Used tokens of which a later question had no answer. Redis may have put them in its FIFO
+	arrivals       int
+	waiting        []*call // in the order in which they are to be served
+	informed       map[*call]bool
+	failing        map[*call]bool
+	back           map[*call]bool // it has rejoined
+	known          bool           // the latest request had an answer
+	follower       map[*call]string
+	room           bool   // for one more beside the grant that is being given
+	wanted         bool   // others wait behind the grant that is being given
+	contendedFence int64  // the greatest fence of a grant behind which a message said that others wait
+	open           string // the token that a request is out about
+	held           *hold  // the exclusive hold with calls behind it
+	rivalKnown     bool
+	ttl            time.Duration // of the release under way
+	fences         map[int64]bool
+	seen           int64           // the greatest fence that anybody has used
+	before         map[*call]int64 // seen, as the call came
+	way            map[string]int  // commands and cancels under way, by token
+	cancels        map[string]bool // tokens that were cancelled
+	used           map[string]bool // tokens of which a grant was given
+	// Used tokens of which a later request had no answer. Redis may have put them in its FIFO
 	// again, and cannot be asked to forget them while the grant may be in use: that costs the
 	// claim's second at most.
 	unknown   map[string]bool
-	answerOf  time.Time // when the latest question or refresh was sent that was answered, or the token was made
+	answerOf  time.Time // when the latest request or refresh was sent that was answered, or the token was made
 	refreshed string    // the token that was refreshed since the last answer; else ""
 	mustAsk   bool      // a refresh told that the token waits no more
 	broken    string
@@ -176,7 +176,7 @@ func (m *model) handedOver(c *call, h *hold) {
 	m.served(c)
 	m.rivalKnown = rival
 	longest := 50 * time.Millisecond
-	if rival || m.behind >= h.fence {
+	if rival || m.contendedFence >= h.fence {
 		longest = time.Millisecond
 	}
 	switch age := m.now.Sub(h.since); {
@@ -230,7 +230,7 @@ func (m *model) failed(f waitqueue.Failure) {
 	}
 }
 
-func (m *model) looked(c *call, v waitqueue.View) {
+func (m *model) looked(c *call, v waitqueue.Step) {
 	switch {
 	case v.Err != nil && !m.failing[c]:
 		m.breaks("call %d fails with %v, informed: %t", c.id, v.Err, m.informed[c])
@@ -273,12 +273,12 @@ func (m *model) refreshAnswered(token string, sent time.Time, a answer, f waitqu
 	}
 }
 
-func (m *model) asked(token string, fresh bool) {
+func (m *model) inFlight(token string, fresh bool) {
 	if fresh {
 		m.answerOf = m.now
 	}
 	if m.open != "" {
-		m.breaks("two questions are out: about %s and %s", m.open, token)
+		m.breaks("two requests are out: about %s and %s", m.open, token)
 	}
 	m.open, m.mustAsk = token, false
 }
@@ -346,10 +346,10 @@ func (m *model) check() {
 		return
 	}
 	first := m.waiting[0]
-	if first.question == nil && !first.woken && m.open == "" && m.held == nil && first.view.AskIn < 0 {
+	if first.request == nil && !first.woken && m.open == "" && m.held == nil && first.view.AskIn < 0 {
 		m.breaks("call %d waits for nothing", first.id)
 	}
-	if first.question == nil && first.view.AskIn > 5*time.Second {
+	if first.request == nil && first.view.AskIn > 5*time.Second {
 		m.breaks("call %d asks only in %s", first.id, first.view.AskIn)
 	}
 }

@@ -35,17 +35,17 @@ func (w *world) way() time.Duration {
 	return time.Millisecond + time.Duration(w.rng.IntN(3000))*time.Microsecond
 }
 
-// ask is core's attempt.question.
-func (w *world) ask(c *call, u waitqueue.Question) {
+// ask is core's attempt.request.
+func (w *world) ask(c *call, u waitqueue.Request) {
 	w.note("call %d asks about %s", c.id, u.Token)
-	w.model.asked(u.Token, u.Fresh)
-	c.question = &u
-	mine := c.question
+	w.model.inFlight(u.Token, u.Fresh)
+	c.request = &u
+	mine := c.request
 	waits, polls := c.waits, w.unsubscribed
 	switch {
 	case w.chance(40):
 		w.after(0, func() {
-			if c.question == mine {
+			if c.request == mine {
 				w.unanswered(c, waitqueue.Failure{Err: errOutage, Unsent: true})
 				w.proceed(c)
 			}
@@ -53,7 +53,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		return
 	case w.chance(40):
 		w.after(0, func() {
-			if c.question == mine {
+			if c.request == mine {
 				w.orphaned(u.Token, 0, 0)
 				w.unanswered(c, waitqueue.Failure{Err: errOutage, Local: true})
 				w.leave(c)
@@ -62,7 +62,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		return
 	}
 	w.after(u.Timeout, func() {
-		if c.question == mine {
+		if c.request == mine {
 			w.unanswered(c, waitqueue.Failure{Err: errOutage})
 			w.afterFailure(c)
 		}
@@ -77,7 +77,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		if err != nil {
 			a = answer{}
 		}
-		if c.question != mine {
+		if c.request != mine {
 			w.note("orphaned %s: %+v", u.Token, a)
 			w.orphaned(u.Token, a.fence, a.server)
 			return
@@ -90,7 +90,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 			w.afterFailure(c)
 			return
 		}
-		c.question = nil
+		c.request = nil
 		w.model.answered(u.Token)
 		if a.fence != 0 {
 			w.model.room, w.model.wanted = a.room, a.wanted
@@ -106,7 +106,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 	})
 }
 
-// afterFailure goes on with a call whose question failed: if it was informed it waits on.
+// afterFailure goes on with a call whose request failed: if it was informed it waits on.
 func (w *world) afterFailure(c *call) {
 	if c.view.Informed {
 		w.proceed(c)
@@ -116,8 +116,8 @@ func (w *world) afterFailure(c *call) {
 }
 
 func (w *world) unanswered(c *call, f waitqueue.Failure) {
-	u := c.question
-	c.question = nil
+	u := c.request
+	c.request = nil
 	w.note("call %d waits no longer for its answer: %+v", c.id, f)
 	w.model.answered(u.Token)
 	w.model.failed(f)
@@ -208,7 +208,7 @@ func (w *world) release(h *hold) {
 	delete(w.holds, h)
 	w.model.ended(h)
 	if r.Waits != nil {
-		w.model.asked(r.Token, r.Fresh)
+		w.model.inFlight(r.Token, r.Fresh)
 	}
 	var a answer
 	sent, polls := w.now, w.unsubscribed

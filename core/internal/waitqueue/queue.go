@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// A Queue is the calls of one process that wait for one key with one limit, in order of
-// arrival. Its zero value but for Config and Limit is an empty queue.
+// Queue is the calls of one process that wait for one key with one limit, in order of arrival. Its
+// zero value with Config and Limit set is an empty queue.
 //
-// Each event is a method. What it returns is to be done, in order, before the next event of any
-// queue that shares the Config. A Queue is not safe for concurrent use.
+// Each event is a method. The actions that it returns are to be done, in order, before the next
+// event of any queue that shares the Config. A Queue is not safe for concurrent use.
 type Queue struct {
 	*Config
 	Limit int // how many may hold the key together; 1: exclusively; 0: no limit
@@ -17,37 +17,37 @@ type Queue struct {
 	first, last *Call
 	n           int
 
-	held   int64 // the first fence of the exclusive grant that this process has; 0: none
-	wanted bool  // calls of other processes wait too
-	behind int64 // the greatest fence of a grant that a message said they wait behind
+	held           int64 // the first fence of the exclusive grant that this process has; 0: none
+	wanted         bool  // calls of other processes wait too
+	contendedFence int64 // the greatest fence of a grant for which, by a message, calls of other processes wait
 
-	token string // ours in the key's FIFO, as far as we know; else ""
-	// When token was last sent for, and the server's clock in ms as it answered: zero while
-	// there is no answer. A grant to token is newer than sent.
-	sent   time.Time
-	server int64
-	asked  string // the token that a question is under way about; else ""
-	// Tokens that a message granted while a question about them was under way: its answer is
+	token string // the queue's token in the key's FIFO, as far as is known; else ""
+	// When the latest request with token was sent, and the server's clock in ms in the reply: zero while
+	// there is none. A grant to token is newer than sent.
+	sent     time.Time
+	server   int64
+	inFlight string // the token of the request in flight; else ""
+	// Tokens that a message granted the key while their request was in flight: its reply is
 	// out of date.
 	overtaken []overtaken
 
-	// Whether the latest question of the calls that wait was answered. Then new calls know
+	// Whether the latest request of the calls that wait was answered. If so, new calls know
 	// that the key is held.
 	answered bool
-	failure  error // why the latest question had no answer; nil: it had one
-	// When the oldest question was sent since the last answer; zero: none. A caller that leaves
-	// abandons its question, but the time without an answer goes on counting against Redis.
+	failure  error // why the latest request has no reply; nil: it has one
+	// When the first request since the last reply was sent; zero: none. A caller that leaves
+	// abandons its request, but the time without a reply still counts against Redis.
 	silent time.Time
 
-	// Admissions under way, and until when the queue does not ask by itself meanwhile.
+	// How many admissions are in flight, and until when the queue does not ask by itself meanwhile.
 	admitting int
 	admitBy   time.Time
 
-	asks  int       // questions since the queue was last granted the key
+	asks  int       // requests since the queue was last granted the key
 	askAt time.Time // when to ask again
-	// When to refresh token, if that comes before; zero: not at all, or a refresh is out.
+	// When to refresh token, if that is earlier; zero: not at all, or a refresh is in flight.
 	refreshAt time.Time
-	still     int // refreshes in a row that found token in the same place
+	still     int // successive refreshes that found token in the same place
 
 	until  time.Time // when the holder's lease ends, by the last refusal
 	length int       // of the key's FIFO
@@ -70,10 +70,10 @@ func (q *Queue) Calls() iter.Seq[*Call] {
 
 // Empty reports whether the queue can be forgotten.
 func (q *Queue) Empty() bool {
-	return q.n == 0 && q.held == 0 && q.token == "" && q.asked == "" && q.admitting == 0 && len(q.overtaken) == 0
+	return q.n == 0 && q.held == 0 && q.token == "" && q.inFlight == "" && q.admitting == 0 && len(q.overtaken) == 0
 }
 
-// Informed is how many calls wait and have had an answer.
+// Informed is how many calls wait and know that the key is held.
 func (q *Queue) Informed() (n int) {
 	for c := q.first; c != nil && c.informed; c = c.next {
 		n++
@@ -81,20 +81,20 @@ func (q *Queue) Informed() (n int) {
 	return n
 }
 
-// Token is the one that is in the key's FIFO, as far as is known; else "".
+// Token is the token in the key's FIFO, as far as is known; else "".
 func (q *Queue) Token() string { return q.token }
 
-// Held is the first fence of the exclusive grant that this process has; 0 if there is none, or
-// nobody waited when it was granted.
+// Held is the first fence of the exclusive grant that this process has. It is 0 if there is none,
+// or if no call waited when it was granted.
 func (q *Queue) Held() int64 { return q.held }
 
 // Known reports whether the key is known to be held.
 func (q *Queue) Known() bool { return q.held != 0 || q.answered }
 
-// Failure is why the latest question had no answer; nil: it had one.
+// Failure is why the latest request has no reply; nil: it has one.
 func (q *Queue) Failure() error { return q.failure }
 
-// Hint is what is known of the key: when its holder's lease ends, and how many wait.
+// Hint returns what is known of the key: when its holder's lease ends, and how many calls wait.
 func (q *Queue) Hint() (until time.Time, waiting int) {
 	return q.until, max(q.length, 1) - 1 + q.n
 }
@@ -105,7 +105,7 @@ func (q *Queue) Join(c *Call) {
 	q.insert(c, q.last, nil)
 }
 
-// Rejoin puts a call back at the head of the queue, after its grant, with this first fence, ended
+// Rejoin puts a call back at the head of the queue. Its grant, with this first fence, has ended
 // before it could be used.
 func (q *Queue) Rejoin(c *Call, fence int64) {
 	if q.held == fence {
@@ -141,7 +141,7 @@ func (q *Queue) insert(c, prev, next *Call) {
 	q.n++
 }
 
-// link has b follow a; nil is an end of the queue.
+// link makes b the successor of a; nil is an end of the queue.
 func (q *Queue) link(a, b *Call) {
 	if a == nil {
 		q.first = b
@@ -162,16 +162,17 @@ func (q *Queue) dequeue(c *Call) {
 	q.answered = q.answered && q.n > 0
 }
 
-// close leaves Redis's FIFO, since nobody waits.
+// close leaves Redis's FIFO, since no call waits.
 func (q *Queue) close() {
-	if q.token == "" || q.held != 0 { // its release takes the token along
+	if q.token == "" || q.held != 0 { // the release of the grant takes the token along
 		return
 	}
-	q.asked = "" // the answer comes to nobody
+	q.inFlight = "" // no call waits for the reply
 	q.cancel(q.token)
 }
 
-// inform has c, if it is not nil, and the calls before it know that the key is held.
+// inform records for c, if it is not nil, and for the calls before it that they know the key to be
+// held.
 func (q *Queue) inform(c *Call) {
 	q.answered = q.answered || c != nil && c == q.last
 	for ; c != nil && !c.informed; c = c.prev {
@@ -180,8 +181,8 @@ func (q *Queue) inform(c *Call) {
 	}
 }
 
-// informAll records that Redis has answered, or this process has the key: the calls that wait know
-// that they cannot have it.
+// informAll records that Redis has replied, or that this process has the key: all calls that wait
+// know that the key is held.
 func (q *Queue) informAll() {
 	q.failure, q.silent = nil, time.Time{}
 	q.inform(q.last)
@@ -191,7 +192,7 @@ func (q *Queue) begin() { q.actions = q.actions[:0] }
 
 func (q *Queue) act(a Action) { q.actions = append(q.actions, a) }
 
-// wake wakes the first call, to see when it has to ask.
+// wake wakes the first call, which then finds out when it has to ask.
 func (q *Queue) wake() {
 	if q.first != nil {
 		q.act(Action{Kind: Wake, Call: q.first})

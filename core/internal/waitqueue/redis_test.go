@@ -187,7 +187,7 @@ func (r *redis) rival() {
 			r.after(r.way(), func() {
 				if r.queue != nil {
 					r.note("message: wanted, behind %d", h.fence)
-					r.model.behind = max(r.model.behind, h.fence)
+					r.model.contendedFence = max(r.model.contendedFence, h.fence)
 					r.queue.Wanted(h.fence)
 				}
 			})

@@ -9,7 +9,7 @@ import (
 )
 
 // askIn is when the first call asks or refreshes.
-func (t *table) askIn() time.Duration { return t.q.Look(t.now, t.q.first).AskIn }
+func (t *table) askIn() time.Duration { return t.q.Next(t.now, t.q.first).AskIn }
 
 // queuedAt is a queue of A and B whose token has a place in the key's FIFO.
 func queuedAt(place int, remaining time.Duration) *table {
@@ -55,7 +55,7 @@ func TestQueue_RefreshesLessOftenWhileNothingChanges(t *testing.T) {
 	q := queuedAt(2, 15*time.Second)
 	refreshes := func(place int) time.Duration {
 		q.now = q.now.Add(q.askIn())
-		require.Equal(t, "T1", q.q.Look(q.now, q.q.first).Refresh)
+		require.Equal(t, "T1", q.q.Next(q.now, q.q.first).Refresh)
 		require.Equal(t, 5*time.Second, q.askIn(), "it asks should the answer be lost")
 		q.refreshed(place, Failure{})
 		return q.askIn()
@@ -67,7 +67,7 @@ func TestQueue_RefreshesLessOftenWhileNothingChanges(t *testing.T) {
 	require.Equal(t, 2*time.Second, refreshes(1))
 	q.q.AskNow()
 	q.refusedAt(1, 15*time.Second)
-	require.Equal(t, time.Second, q.askIn(), "after a question as at first")
+	require.Equal(t, time.Second, q.askIn(), "after a request as at first")
 }
 
 func TestQueue_RefreshesOnAGridSpread(t *testing.T) {
@@ -88,25 +88,25 @@ func TestQueue_AsksWhereARefreshWouldNotDo(t *testing.T) {
 	q := queuedAt(1, 15*time.Second)
 	q.now = q.now.Add(time.Second)
 	q.q.Listening = func() bool { return false }
-	v := q.q.Look(q.now, q.q.first)
+	v := q.q.Next(q.now, q.q.first)
 	require.True(t, v.Ask, "no message can tell of a grant")
 
 	q = queuedAt(1, 15*time.Second)
 	q.did(q.q.Orphaned("T1", 0, 0))
 	q.now = q.now.Add(time.Second)
-	v = q.q.Look(q.now, q.q.first)
+	v = q.q.Next(q.now, q.q.first)
 	require.True(t, v.Ask, "the token was cancelled")
 
 	q = queuedAt(1, 15*time.Second)
 	q.now = q.now.Add(time.Second)
-	require.NotEmpty(t, q.q.Look(q.now, q.q.first).Refresh)
+	require.NotEmpty(t, q.q.Next(q.now, q.q.first).Refresh)
 	q.now = q.now.Add(5 * time.Second)
-	v = q.q.Look(q.now, q.q.first)
+	v = q.q.Next(q.now, q.q.first)
 	require.True(t, v.Ask, "the refresh had no answer")
 
 	q = queuedAt(1, 15*time.Second)
 	q.refreshed(1, Failure{Err: errors.New("pool"), Unsent: true})
-	require.True(t, q.q.Look(q.now, q.q.first).Ask, "the refresh was not sent")
+	require.True(t, q.q.Next(q.now, q.q.first).Ask, "the refresh was not sent")
 
 	q = queuedAt(1, 15*time.Second)
 	q.refreshed(1, Failure{Err: errors.New("outage")})
@@ -133,18 +133,18 @@ func TestQueue_AsksAgainWhileNoMessageCanTell(t *testing.T) {
 	}
 	require.Equal(t, 10*time.Millisecond, refused(false).askIn())
 	q := refused(true)
-	require.True(t, q.q.Look(q.now, q.q.first).Ask, "the next answer can")
+	require.True(t, q.q.Next(q.now, q.q.first).Ask, "the next answer can")
 }
 
 func TestQueue_ARefreshThatIsOutOfDateChangesNothing(t *testing.T) {
 	for name, late := range map[string]func(q *table, r *Refusal){
 		"of a token that was cancelled": func(q *table, r *Refusal) { r.Token = "T0" },
-		"sent before the last question": func(q *table, r *Refusal) {
+		"sent before the last request": func(q *table, r *Refusal) {
 			q.now = q.now.Add(time.Second)
 			q.q.AskNow()
 			q.refusedAt(1, 15*time.Second)
 		},
-		"while a question is under way": func(q *table, r *Refusal) {
+		"while a request is under way": func(q *table, r *Refusal) {
 			q.q.AskNow()
 			q.look(q.q.first)
 		},
@@ -188,5 +188,5 @@ func TestQueue_ARefreshWithoutAnAnswerFailsCallsThatKnowNothing(t *testing.T) {
 	q.calls["C"].informed = false
 	outage := errors.New("outage")
 	q.q.Refreshed(q.now, r, Failure{Err: outage})
-	require.Equal(t, outage, q.q.Look(q.now, q.calls["C"]).Err)
+	require.Equal(t, outage, q.q.Next(q.now, q.calls["C"]).Err)
 }

@@ -16,14 +16,14 @@ var update = flag.Bool("update", false, "write states.md anew")
 
 // table is an exclusive queue with two or three calls, in a state of the table.
 type table struct {
-	now     time.Time
-	q       *Queue
-	calls   map[string]*Call
-	tokens  int
-	asker   *Call
-	asked   Question
-	release Release
-	outcome []string
+	now      time.Time
+	q        *Queue
+	calls    map[string]*Call
+	tokens   int
+	asker    *Call
+	inFlight Request
+	release  Release
+	outcome  []string
 }
 
 const fence = 1_700_000_000_000_000
@@ -80,12 +80,12 @@ func (t *table) join(name string) {
 }
 
 func (t *table) look(c *Call) {
-	switch v := t.q.Look(t.now, c); {
+	switch v := t.q.Next(t.now, c); {
 	case v.Err != nil:
 		t.say("%s fails", c.Of)
 	case v.Ask:
-		t.asker, t.asked = c, v.Question
-		t.say("%s asks about %s", c.Of, v.Question.Token)
+		t.asker, t.inFlight = c, v.Request
+		t.say("%s asks about %s", c.Of, v.Request.Token)
 	case v.AskIn < 0:
 		t.say("%s waits to be woken", c.Of)
 	case v.Refresh != "":
@@ -96,7 +96,7 @@ func (t *table) look(c *Call) {
 }
 
 func (t *table) refusal(place int) *Refusal {
-	return &Refusal{Token: t.asked.Token, Sent: t.asked.Sent, Server: t.now.UnixMilli(), Place: place, Length: place, Remaining: 15 * time.Second}
+	return &Refusal{Token: t.inFlight.Token, Sent: t.inFlight.Sent, Server: t.now.UnixMilli(), Place: place, Length: place, Remaining: 15 * time.Second}
 }
 
 func (t *table) refreshed(place int, f Failure) {
@@ -138,9 +138,9 @@ func (t *table) state() string {
 	}
 	name := "due"
 	switch {
-	case q.asked != "" && t.release.Token == q.asked:
+	case q.inFlight != "" && t.release.Token == q.inFlight:
 		name = "releasing"
-	case q.asked != "":
+	case q.inFlight != "":
 		name = "asking"
 	case q.token != "" && q.askAt.After(t.now):
 		name = "queued"
@@ -230,21 +230,23 @@ var (
 		{"refreshed, without a place", queued, func(t *table) { t.refreshed(0, Failure{}) }},
 		{"the refresh fails", queued, func(t *table) { t.refreshed(0, Failure{Err: errors.New("outage")}) }},
 		{"a message says when the lease ends", queued, func(t *table) { t.did(t.q.Ends(t.now.Add(time.Second))) }},
-		{"the first call leaves", func(t *table) bool { return waits(t) && t.asker != t.q.first || t.q.asked == "" && waits(t) }, func(t *table) { t.did(t.q.Leave(t.q.first)) }},
-		{"refused, with a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(1))) }},
-		{"refused, without a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(0))) }},
-		{"granted", asked, func(t *table) {
-			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.asked.Token, Fence: fence, Until: t.now.Add(time.Second)}))
+		{"the first call leaves", func(t *table) bool { return waits(t) && t.asker != t.q.first || t.q.inFlight == "" && waits(t) }, func(t *table) { t.did(t.q.Leave(t.q.first)) }},
+		{"refused, with a place", inFlight, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(1))) }},
+		{"refused, without a place", inFlight, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(0))) }},
+		{"granted", inFlight, func(t *table) {
+			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.inFlight.Token, Fence: fence, Until: t.now.Add(time.Second)}))
 		}},
-		{"granted, with another fence", func(t *table) bool { return asked(t) && len(t.q.overtaken) > 0 }, func(t *table) {
-			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.asked.Token, Fence: fence + 1, Until: t.now.Add(time.Second)}))
+		{"granted, with another fence", func(t *table) bool { return inFlight(t) && len(t.q.overtaken) > 0 }, func(t *table) {
+			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.inFlight.Token, Fence: fence + 1, Until: t.now.Add(time.Second)}))
 		}},
-		{"nobody waits for the answer", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{})) }},
-		{"the question fails", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("outage")})) }},
-		{"the question was not sent", asked, func(t *table) {
-			t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("outage"), Unsent: true}))
+		{"nobody waits for the answer", inFlight, func(t *table) { t.did(t.q.Unanswered(t.now, &t.inFlight, Failure{})) }},
+		{"the request fails", inFlight, func(t *table) { t.did(t.q.Unanswered(t.now, &t.inFlight, Failure{Err: errors.New("outage")})) }},
+		{"the request was not sent", inFlight, func(t *table) {
+			t.did(t.q.Unanswered(t.now, &t.inFlight, Failure{Err: errors.New("outage"), Unsent: true}))
 		}},
-		{"the pool is full", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("pool"), Local: true})) }},
+		{"the pool is full", inFlight, func(t *table) {
+			t.did(t.q.Unanswered(t.now, &t.inFlight, Failure{Err: errors.New("pool"), Local: true}))
+		}},
 		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0)) }},
 		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0)) }},
 		{"a grant message", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
@@ -265,11 +267,11 @@ var (
 
 func always(*table) bool  { return true }
 func waits(t *table) bool { return t.q.first != nil }
-func asked(t *table) bool {
-	return t.asked.Token != "" && (t.q.asked == t.asked.Token || len(t.q.overtaken) > 0)
+func inFlight(t *table) bool {
+	return t.inFlight.Token != "" && (t.q.inFlight == t.inFlight.Token || len(t.q.overtaken) > 0)
 }
-func queued(t *table) bool    { return waits(t) && t.q.token != "" && t.q.asked == "" }
-func holds(t *table) bool     { return t.q.asked == "" || t.q.held != 0 }
+func queued(t *table) bool    { return waits(t) && t.q.token != "" && t.q.inFlight == "" }
+func holds(t *table) bool     { return t.q.inFlight == "" || t.q.held != 0 }
 func releasing(t *table) bool { return t.release.Token != "" }
 
 // TestQueue_DoesWhatTheTableSays holds states.md to what the queue does.
@@ -315,11 +317,11 @@ wait, in this order, where any do; T1, T2 are owner tokens. What is not listed c
 |---|---|
 | empty | nobody needs the queue: it is forgotten |
 | due | calls wait, and the first one may ask Redis |
-| asking | a question is out, and nobody else asks |
+| asking | a request is in flight, and no other call asks |
 | queued | the token is in the key's FIFO: a message tells of the grant, and the first call has the token refreshed, or asks again, in case that is lost |
 | queued, due | the same, and the first call may ask now |
 | polling | Redis does not know the queue: the first call asks again soon |
 | held | this process has the key: its release hands it over |
 | releasing | a release is out, and puts the token at the end of the FIFO |
-| overtaken | a message granted the token before the answer to a question about it: that is out of date |
+| overtaken | a message granted the token before the reply to its request, which is out of date |
 `

@@ -42,17 +42,17 @@ type event struct {
 // call is a call with its goroutine.
 type call struct {
 	waitqueue.Call
-	id       int
-	queue    *waitqueue.Queue
-	waits    bool
-	rejects  bool // its policy refuses it
-	decided  bool
-	gone     bool
-	grant    *hold
-	question *waitqueue.Question // it waits for the answer
-	runs     int                 // of its goroutine: a timer is for one
-	woken    bool                // it is about to run
-	view     waitqueue.View
+	id      int
+	queue   *waitqueue.Queue
+	waits   bool
+	rejects bool // its policy refuses it
+	decided bool
+	gone    bool
+	grant   *hold
+	request *waitqueue.Request // it waits for the answer
+	runs    int                // of its goroutine: a timer is for one
+	woken   bool               // it is about to run
+	view    waitqueue.Step
 }
 
 type hold struct {
@@ -170,15 +170,15 @@ func (w *world) run(q *waitqueue.Queue, released *hold, actions []waitqueue.Acti
 		}
 	}
 	if q.Empty() && w.queue == q {
-		w.queue, w.model.behind = nil, 0
+		w.queue, w.model.contendedFence = nil, 0
 	}
 }
 
 func (w *world) hand(c *call, h *hold) {
 	c.grant = h
-	if u := c.question; u != nil {
+	if u := c.request; u != nil {
 		w.after(time.Duration(w.rng.IntN(3)/2*w.rng.IntN(3000))*time.Microsecond, func() { // it waits no longer, unless the answer comes first
-			if c.question == u {
+			if c.request == u {
 				w.unanswered(c, waitqueue.Failure{})
 				w.proceed(c)
 			}
@@ -189,7 +189,7 @@ func (w *world) hand(c *call, h *hold) {
 }
 
 func (w *world) wake(c *call) {
-	if c.question != nil || c.gone || c.woken {
+	if c.request != nil || c.gone || c.woken {
 		return
 	}
 	c.woken = true
@@ -230,7 +230,7 @@ func (w *world) mayLeave(c *call, within int) {
 func (w *world) proceed(c *call) {
 	c.woken = false
 	c.runs++
-	for !c.gone && c.question == nil {
+	for !c.gone && c.request == nil {
 		if h := c.grant; h != nil {
 			c.grant = nil
 			late := w.chance(2) // word of the loss comes after the call has seen it
@@ -258,7 +258,7 @@ func (w *world) proceed(c *call) {
 			}
 			continue
 		}
-		v := c.queue.Look(w.now, &c.Call)
+		v := c.queue.Next(w.now, &c.Call)
 		c.view = v
 		w.model.looked(c, v)
 		switch {
@@ -266,7 +266,7 @@ func (w *world) proceed(c *call) {
 			w.leave(c)
 			return
 		case v.Ask:
-			w.ask(c, v.Question)
+			w.ask(c, v.Request)
 			return
 		case v.Informed && !c.decided:
 			c.decided = true
@@ -305,7 +305,7 @@ func (w *world) proceed(c *call) {
 
 func (w *world) leave(c *call) {
 	w.note("call %d leaves", c.id)
-	if c.question != nil {
+	if c.request != nil {
 		w.unanswered(c, waitqueue.Failure{})
 	}
 	c.gone = true

@@ -1,11 +1,14 @@
--- Takes the key, as ask.lua says. A record that it begins is thin, but on a Cluster a HASH: while its slot
--- moves a node refuses whatever is asked of a key that does not exist, so an inflation would end after its DEL.
+-- Takes the key: nobody holds it or waits → a thin record; else ask.lua. On a Cluster the record begins as a
+-- HASH: while its slot moves, a node refuses every command on a key that does not exist, so an inflation would
+-- fail after its DEL.
 --
+-- KEYS[1], ARGV[1]        see call.lua
+-- ARGV[2] to 6, returns   see ask.lua
 -- ARGV[7]  '1' on a Cluster
 -- #include call.lua
 local its = time[1] .. string.sub('00000' .. time[2], -6) -- micros; to format a number takes longer
 if ARGV[7] ~= '1' then
-  -- If its memory is full Redis refuses this, and lets those who find the key held go on.
+  -- If its memory is full Redis refuses this; a script that finds the key held goes on.
   local free = redis.pcall('SET', key, 'pk2 ' .. token .. ' ' .. its .. ' ' .. ARGV[3], 'NX', 'PX', ARGV[2])
   if free and free.ok then -- nobody holds it, nobody waits
     return micros

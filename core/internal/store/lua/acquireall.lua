@@ -1,16 +1,16 @@
--- Takes all of the keys, or none: none if one of them cannot be held now, is reserved,
--- or others wait for it.
+-- Takes all of the keys, or none: read all records → serve each queue → if every key can be had, grant all. A key
+-- cannot be had if it is held, reserved or waited for.
 --
 -- A grant that was published must be written too, so nothing may stop the script between
--- the two. All records are read before: that fails if a key is of another type. serve writes before it
+-- the two. All records are read first: that fails if a key is of another type. serve writes before it
 -- publishes: from then on Redis refuses nothing, even if its memory is full.
 --
 -- KEYS     the records, as in record.lua
 -- ARGV[1]  the caller's token, the same on each key
 -- ARGV[2]  length of the leases, in ms
--- ARGV[3]  what the caller is, for people; no spaces
+-- ARGV[3]  description of the call, for people; no spaces
 -- returns  {1, fence, waited for, …} with two numbers for each key, the second 1 if
---          somebody waits for it
+--          others wait for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
 -- #include call.lua
@@ -50,7 +50,7 @@ for i, key in ipairs(KEYS) do
       its, what = string.match(mine, '^%d+ (%d+) (.*)$')
       if ends(mine) < now + lease then
         write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
-        stays = now + lease
+        needed_until = now + lease
         save()
       end
     end

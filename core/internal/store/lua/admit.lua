@@ -1,12 +1,13 @@
--- Admits calls of one process beside its holder, with which they waited when it was granted
--- the key: shared ones past the queue, others only if nobody waits there. If the holder is gone
--- all of them are admitted only if nobody waits.
+-- Admits calls of one process, the followers, beside its holder, the leader: they waited with it when it was
+-- granted the key. Shared ones pass the queue, others are admitted only if it is empty. If the leader has
+-- released, all of them are admitted only if the queue is empty.
 --
--- ARGV[1]  the holder's token
+-- KEYS[1]  see call.lua
+-- ARGV[1]  the leader's token
 -- ARGV[2]  its fence
--- ARGV[3]  and so on, for each call: its token, the length of its lease in ms, and
---          what it is, for people; no spaces
--- returns  for each call its fence, or 0 if it is not admitted
+-- ARGV[3]  and so on, for each follower: its token, the length of its lease in ms, and
+--          its description, for people; no spaces
+-- returns  for each follower its fence, or 0 if it is not admitted
 -- #include call.lua
 -- #include record.lua
 -- #include message.lua
@@ -24,8 +25,8 @@ end
 local known = redis.call('HMGET', key, unpack(fields))
 sweep()
 serve('')
--- A fence is the time of its grant. A copy of the call that comes late must not admit anybody: those
--- who asked have cancelled their tokens by then, or released them.
+-- A fence is the time of its grant. A copy of this script call that arrives late must not admit anybody: the
+-- followers have cancelled their tokens by then, or released them.
 local timely = mine or micros - tonumber(ARGV[2]) < CLAIM * 1000
 for i = 1, #fields do
   local e = ARGV[3 * i]

@@ -1,17 +1,18 @@
--- Takes the key if it can be held now, nobody is before the caller, and it is not
--- reserved; else puts the caller in the queue, if it wants to wait.
+-- Takes the key, or joins its queue: sweep → serve the queue → grant if it is the caller's turn, else join. The
+-- caller is granted the key if that can be held now, nobody is queued before it, and it is not reserved.
 --
+-- KEYS[1], ARGV[1]  see call.lua
 -- ARGV[2]  length of the lease, in ms
--- ARGV[3]  what the caller is, for people; no spaces
+-- ARGV[3]  description of the call, for people; no spaces
 -- The others can be absent:
 -- ARGV[4]  its mark, if it is to join the queue; else ''
--- ARGV[5]  id of its locker if it is to be told when nobody holds the key; else ''
+-- ARGV[5]  id of its locker, if a message is to tell it when nobody holds the key; else ''
 -- ARGV[6]  for parked work, which goes first: how long the key is to be reserved for it,
---          in ms, if it is now, or if this is refused; else 0
+--          in ms, if it is reserved now, or if this call is refused; else 0
 -- returns  the fence, if granted, nobody waits, the key is not reserved, and, with a limit
 --          above 1, another one with that limit fits
 --          {1, fence, 0} if granted and no other fits
---          {1, fence, 1} if granted and somebody waits
+--          {1, fence, 1} if granted and others wait
 --          {1, fence, 2} if granted and the key is reserved
 --          {0, ms left of a holder's lease, server's time in ms, place in the
 --          queue, length of the queue}; the place is 0 if it is not in it, and
@@ -24,7 +25,7 @@ if foreign() then
 end
 local lease, mark, listener, parked = tonumber(ARGV[2]), ARGV[4] or '', ARGV[5] or '', tonumber(ARGV[6] or 0)
 if parked > 0 and not exists then
-  redis.call('HDEL', key, '') -- parked work frees memory: if that is full Redis lets a script go on that has written
+  redis.call('HDEL', key, '') -- Redis lets a script that has written go on when memory is full; parked work frees memory
 end
 
 local function others() return reserved > 0 and 2 or queue == '' and 0 or 1 end
@@ -35,25 +36,25 @@ if mine then
   local its, what = string.match(mine, '^%d+ (%d+) (.*)$')
   if ends(mine) < now + lease then
     write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
-    stays = now + lease
+    needed_until = now + lease
     save()
   end
   return {1, tonumber(its), others()}
 end
 
 sweep()
-local turn
+local served
 if parked > 0 then
-  turn = fits(limit(token))
+  served = fits(limit(token))
 else
-  turn = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
+  served = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
 end
-if turn then
+if served then
   leave(token)
   local its = grant(token, lease, ARGV[3])
   if parked > 0 and reserved > 0 then
     reserve(parked)
-    made = its
+    stamp = its
   end
   save()
   local more = others()

@@ -1,4 +1,4 @@
--- What a script on one key begins with.
+-- The beginning of every script on one key: its arguments, and the time.
 --
 -- KEYS[1]  the key's record; see record.lua
 -- ARGV[1]  the caller's owner token: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the

@@ -1,7 +1,9 @@
--- Makes an exclusive holder a shared one, with nobody in between, and lets in those
--- at the head of the queue who may hold the key together with it.
+-- Makes an exclusive holder a shared one, with nobody in between, and serves the waiters
+-- at the head of the queue that may hold the key together with it.
 --
--- ARGV[2]  the holder's token from now on
+-- KEYS[1]  see call.lua
+-- ARGV[1]  the holder's token
+-- ARGV[2]  its token from now on
 -- ARGV[3]  the greatest fence that was used under its grant
 -- returns  1 when the caller holds the key under the new token, 0 when it holds it
 --          under neither
@@ -19,10 +21,10 @@ elseif not mine then -- the reply to an earlier call may have been lost
 end
 
 local deadline, its, what = string.match(mine, '^(%d+) (%d+)(.*)$')
-fence = math.max(tonumber(ARGV[3]), tonumber(its)) -- the rest of the block goes back
+fence = math.max(tonumber(ARGV[3]), tonumber(its)) -- the rest of the block is unused
 redis.call('HDEL', key, 'h:' .. token)
 write('h:' .. rekeyed, string.format('%s %s-%.0f%s', deadline, its, fence, what))
-last, stays = rekeyed, ends(mine)
+last, needed_until = rekeyed, ends(mine)
 serve('')
 save()
 return 1

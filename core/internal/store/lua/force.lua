@@ -1,7 +1,8 @@
--- Takes the key from one holder, tells its locker, and serves those who wait.
+-- Takes the key from one holder, tells its locker by a message, and serves the queue.
 --
+-- KEYS[1]  see call.lua
 -- ARGV[1]  ''
--- ARGV[2]  a fence of the holder's grant: an exclusive one has BLOCK of them, a downgraded
+-- ARGV[2]  a fence of the holder's grant: an exclusive grant has BLOCK of them, a downgraded
 --          one those that were used before
 -- returns  the grant's first fence, or 0 when there is no such holder
 -- #include call.lua
@@ -14,7 +15,7 @@ end
 local wanted = tonumber(ARGV[2])
 
 -- A later grant begins above every fence that was used before, so a fence is in the
--- block of one holder at most, and never in that of a later one.
+-- block of at most one holder, and never in that of a later one.
 local victim, its
 local all = exists and redis.call('HGETALL', key) or {}
 for i = 1, #all, 2 do

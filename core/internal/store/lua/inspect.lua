@@ -1,13 +1,13 @@
--- Tells who holds a key, who waits for it, and until when it is reserved, and changes
--- nothing. The secrets stay here: of a token LIMIT:LOCKER is told.
+-- Reports the holders and waiters of a key, and until when it is reserved. It changes
+-- nothing, and shows no secrets: of a token only LIMIT:LOCKER.
 --
 -- KEYS[1]  the record, as in record.lua
--- ARGV[1]  how many holders are told of, at most
--- ARGV[2]  how many who wait, at most
--- returns  {server's time in µs, how many hold it, how many wait, the holders, those
---          who wait, the end of its reservation in ms, its stamp, 1 if the record is
---          of a newer format, 2 if it is none}: a holder is LIMIT:LOCKER, the end of its lease in ms, its fence and
---          what it is; one who waits is LIMIT:LOCKER and what it is
+-- ARGV[1]  how many holders to report, at most
+-- ARGV[2]  how many waiters to report, at most
+-- returns  {server's time in µs, how many hold it, how many wait, the holders, the
+--          waiters, the end of its reservation in ms, the reservation's stamp, 1 if the record is
+--          of a newer format, 2 if it is not a record, else 0}: a holder is LIMIT:LOCKER, the end of its
+--          lease in ms, its fence and its description; a waiter is LIMIT:LOCKER and its description
 -- #include format.lua
 local key = KEYS[1]
 local time = redis.call('TIME')
@@ -28,7 +28,7 @@ elseif record[5] or not record[4] and redis.call('EXISTS', key) == 1 then
   return {micros, 1, 0, {}, {}, 0, 0, record[5] and 1 or 2}
 end
 
--- A key can have any number of shared holders: it stops when it has enough.
+-- A key can have any number of shared holders: stop when there are enough.
 local most, holders, seen, living, cursor = tonumber(ARGV[1]), {}, {}, 0, '0'
 repeat
   local page = redis.call('HSCAN', key, cursor, 'COUNT', 100)
@@ -59,6 +59,6 @@ for who, secret, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)(%.
     end
   end
 end
-local reserved, made = string.match(record[3] or '0 0', '^(%d+) (%d+)$')
+local reserved, stamp = string.match(record[3] or '0 0', '^(%d+) (%d+)$')
 reserved = tonumber(reserved or 0)
-return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(made or 0), 0}
+return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(stamp or 0), 0}

@@ -3,7 +3,7 @@
 local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
 
 -- send publishes to one locker. It returns how many received it, or nil if it
--- could not: channels may be forbidden.
+-- could not: the user may lack the right to channels.
 local function send(to, words)
   return tonumber(redis.pcall('PUBLISH', prefix .. ':wake:' .. to, words .. ' ' .. name))
 end

@@ -1,5 +1,5 @@
--- Reads the record, and says what can be done with it. Scripts come here when
--- somebody else holds the key or waits for it.
+-- Reads the record, and has the operations on a key's holders and its queue: sweep, fits, grant, reserve, join, leave,
+-- serve, save. Scripts include it when the key may be held or waited for. In it e is an owner token.
 local STEPS = 128 -- waiters served by one call at most
 
 record = record or read(key)
@@ -10,21 +10,21 @@ local queue, watch, mine, waiting = record[5] or '', record[6] or '', record[7],
 if mine and ends(mine) <= now then
   mine = false
 end
-local reserved, made = string.match(record[9] or '', '^(%d+) (%d+)$')
-reserved, made = tonumber(reserved or 0), tonumber(made or 0)
+local reserved, stamp = string.match(record[9] or '', '^(%d+) (%d+)$')
+reserved, stamp = tonumber(reserved or 0), tonumber(stamp or 0)
 if reserved <= now then
-  reserved, made = 0, 0
+  reserved, stamp = 0, 0
 end
 local holders = held -- before this script
 
--- foreign tells that another version, or something else, wrote the record. Such a key is
--- held by somebody of whom nothing is known, and only its expiry says until when.
+-- foreign reports that another version, or something else, wrote the record. Such a key counts as
+-- held by an unknown holder, until its expiry.
 local function foreign() return record[10] or not exists and redis.call('EXISTS', key) == 1 end
 local function expiry() return math.max(redis.call('PTTL', key), 0) end
 
-local writes = {} -- fields and values to be written at the end
-local gone = {}   -- fields to be removed then
-local stays = 0   -- the record must not expire before, in ms
+local writes = {} -- fields and values that save writes
+local gone = {}   -- fields that save removes
+local needed_until = 0   -- the record must not expire before, in ms
 local expires = record[11] -- what its expiry was set to, in ms
 
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
@@ -35,8 +35,8 @@ local function write(field, value)
   writes[#writes + 1] = value
 end
 
--- sweep forgets the holders whose leases are over. It looks at all of them, but
--- only once the earliest may be over, which renewals put off.
+-- sweep removes the holders whose leases are over. It reads all of them, but
+-- only once the earliest lease may be over, which renewals postpone.
 local function sweep()
   if held == 0 or now < soonest then
     return
@@ -56,34 +56,34 @@ local function sweep()
   end
 end
 
--- fits tells whether one more with this limit can hold the key now.
+-- fits reports whether one more holder with this limit can hold the key now.
 local function fits(n)
   return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)
 end
 
--- spent is the greatest fence that may have been used.
-local function spent() return limit(last) == 1 and fence + BLOCK - 1 or fence end
+-- last_fence is the greatest fence that may have been used.
+local function last_fence() return limit(last) == 1 and fence + BLOCK - 1 or fence end
 
--- following is the fence of the next grant. The server's clock in microseconds
--- makes it grow even when the data is gone; the stored fence makes it grow even
--- when the clock was set back.
-local function following() return math.max(spent() + 1, micros) end
+-- next_fence is the fence of the next grant. The server's clock in microseconds
+-- makes it grow even if the data is lost; the stored fence makes it grow even
+-- if the clock was set back.
+local function next_fence() return math.max(last_fence() + 1, micros) end
 
 -- grant makes e a holder, and returns its fence.
 local function grant(e, lease, what)
-  local its = following()
+  local its = next_fence()
   fence = its
   held, last, soonest = held + 1, e, math.min(soonest, now + lease)
-  stays = math.max(stays, now + lease)
+  needed_until = math.max(needed_until, now + lease)
   write('h:' .. e, string.format('%d %.0f %s', now + lease, its, what))
   return its
 end
 
--- reserve keeps the key for parked work, for so many ms at least. A process that holds
--- it alone gets a message: else it could hand it over to a call of its own.
+-- reserve reserves the key for parked work, for so many ms at least. A process that holds
+-- it alone gets a message, or it could hand the key over to a call of its own.
 local function reserve(ms)
   if reserved == 0 then
-    made = following()
+    stamp = next_fence()
     if held > 0 and limit(last) == 1 then
       send(locker(last), 'reserved')
     end
@@ -91,8 +91,8 @@ local function reserve(ms)
   reserved = math.max(reserved, now + ms)
 end
 
--- place finds e in the queue: where it begins, and about how many are before
--- it. To count them would take longer.
+-- place finds e in the queue: where it begins, and about how many tokens are before
+-- it. To count them exactly would take longer.
 local function place(e)
   local from = string.find(queue, e, 1, true)
   if not from then
@@ -101,8 +101,8 @@ local function place(e)
   return from, math.floor((from - 1) * waiting / #queue + 0.5)
 end
 
--- lives is until when e is alive, by what the queue says and by what was written since.
-local function lives(e, alive)
+-- alive_until is until when e is alive, by the queue and by w:TOKEN.
+local function alive_until(e, alive)
   alive = tonumber(alive)
   if alive < now + AGED then
     alive = math.max(alive, tonumber(redis.call('HGET', key, 'w:' .. e) or 0))
@@ -110,16 +110,15 @@ local function lives(e, alive)
   return alive
 end
 
--- forget removes what was written of e since it was put in the queue, alive until alive.
+-- forget removes the w:TOKEN of e, if it can have one; alive is what the queue says.
 local function forget(e, alive)
   if tonumber(alive) < now + AGED then -- else nothing was
     gone[#gone + 1] = 'w:' .. e
   end
 end
 
--- join puts e at the end of the queue, or says that it is still alive; new is for an
--- token that cannot be in it yet. It returns how many are before it; nil if the queue
--- is full.
+-- join puts e at the end of the queue, or keeps it alive if it is there; new: it cannot be there
+-- yet. It returns how many tokens are before it; nil if the queue is full.
 local function join(e, mark, what, new)
   local item = e .. mark .. string.format('%d', now + ALIVE) .. ',' .. what .. ' '
   local from, before
@@ -131,7 +130,7 @@ local function join(e, mark, what, new)
     if its ~= mark then
       forget(e, alive)
       queue = string.sub(queue, 1, from - 1) .. item .. string.sub(queue, to)
-    elseif lives(e, alive) < now + AGED then
+    elseif alive_until(e, alive) < now + AGED then
       write('w:' .. e, string.format('%d', now + ALIVE))
     end
     return before
@@ -154,14 +153,14 @@ local function leave(e)
   end
 end
 
--- serve grants the key to those at the head of the queue, as long as they fit, and
--- nothing while the key is reserved. It stops, and returns true, when it is the turn of
+-- serve grants the key to the tokens at the head of the queue, as long as they fit: skip the dead → publish → grant. It
+-- grants nothing while the key is reserved. It stops, and returns true, when the next token is
 -- me: the caller grants that one.
 local function serve(me)
   if reserved > 0 then
     return false
   end
-  local from, turn = 1, false -- where the rest of the queue begins
+  local from, served = 1, false -- where the rest of the queue begins
   local written = not exists
   for _ = 1, STEPS do
     local to = string.find(queue, ' ', from, true)
@@ -169,17 +168,17 @@ local function serve(me)
       break
     end
     local e, mark, alive, what = string.match(string.sub(queue, from, to - 1), '^([^@+~]*)([@+~])(%d+),(.*)$')
-    local dead = e ~= me and lives(e, alive) <= now
+    local dead = e ~= me and alive_until(e, alive) <= now
     if not dead and not fits(limit(e)) then
       break
     end
     if e == me then
-      from, waiting, turn = to + 1, waiting - 1, true
+      from, waiting, served = to + 1, waiting - 1, true
       forget(e, alive)
       break
     end
     if not dead then
-      local there = true
+      local granted = true
       if mark ~= '~' then
         if not written then -- before the first message: Redis may refuse writes
           expires = math.max(redis.call('PTTL', key), CLAIM + ALIVE)
@@ -187,15 +186,15 @@ local function serve(me)
           written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
-        local fence, claim, more = string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0
+        local fence, claim, more = string.format('%.0f', next_fence()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0
         local id, here = locker(e), mark == '@'
         -- #include grant.lua
-        there = told
-        if there == nil then -- it cannot be published: the first to ask takes the key
+        granted = sent
+        if granted == nil then -- it cannot be published: the first to ask takes the key
           break
         end
       end
-      if there then
+      if granted then
         grant(e, CLAIM, what)
       end
     end
@@ -205,10 +204,10 @@ local function serve(me)
   if from > 1 then
     queue = string.sub(queue, from)
   end
-  return turn
+  return served
 end
 
--- alert tells the lockers that watch the key to look again.
+-- alert tells the lockers that watch the key that it may be free.
 local function alert()
   for id in string.gmatch(watch, '%S+') do
     send(id, 'free')
@@ -216,20 +215,20 @@ local function alert()
   watch = ''
 end
 
--- save writes the record, or removes it when nothing is left to remember. It must
+-- save writes the record, or removes it if nothing is left to remember. The record must
 -- not vanish before the server's clock has passed its fence, or the next fence could
--- be smaller: that is at once, unless the clock was set back.
+-- be smaller. The clock has passed it already, unless it was set back.
 local function save()
   local free = held == 0 and queue == '' and reserved == 0
-  if free or held == 0 and holders > 0 and reserved > 0 then -- calls that wait do not get it either
+  if free or held == 0 and holders > 0 and reserved > 0 then -- free, and reserved: no waiter gets it, but parked work may
     alert()
   end
   if free then
-    if spent() < micros then
+    if last_fence() < micros then
       redis.call('DEL', key)
       return
     end
-    fence, last = spent(), '' -- with the last holder goes what tells of its block
+    fence, last = last_fence(), '' -- last says whether the fence has a block: without it, store the end of the block
     redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch', 'reserved')
   else
     write('last', last)
@@ -242,21 +241,21 @@ local function save()
       write('watch', watch)
     end
     if reserved > 0 then
-      write('reserved', string.format('%d %.0f', reserved, made))
-      stays = math.max(stays, reserved)
+      write('reserved', string.format('%d %.0f', reserved, stamp))
+      needed_until = math.max(needed_until, reserved)
     elseif record[9] then
       redis.call('HDEL', key, 'reserved')
     end
   end
   write('fence', fence)
   write('held', held)
-  stays = math.max(stays, math.floor(spent() / 1000) + 1)
+  needed_until = math.max(needed_until, math.floor(last_fence() / 1000) + 1)
   if queue ~= '' then
-    stays = math.max(stays, now) + ALIVE -- a dead holder does not take the queue with it
+    needed_until = math.max(needed_until, now) + ALIVE -- a dead holder does not take the queue with it
   end
   -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
   -- lets the script go on. A new record has to fit.
-  local needed = math.max(stays - now, LEAST)
+  local needed = math.max(needed_until - now, LEAST)
   if exists then
     if held > 0 or queue ~= '' then
       needed = math.max(needed, expires or redis.call('PTTL', key))

@@ -1,9 +1,10 @@
--- Raises the fence of a holder, which others may have been given in parts: each node
--- of a quorum has granted its own, and the greatest counts.
+-- Raises the fence of a holder on one node of a quorum: each node has granted its own fence, and the
+-- greatest counts.
 --
--- ARGV[2]  the fence that it is to have
--- returns  the fence that it has now: greater than was asked for if somebody else
---          has had that one; 0 when the caller does not hold the key
+-- KEYS[1], ARGV[1]  see call.lua
+-- ARGV[2]  the fence that the holder is to have
+-- returns  the fence that it has now: a greater one if another grant has had
+--          that; 0 when the caller does not hold the key
 -- #include call.lua
 -- #include record.lua
 local want = tonumber(ARGV[2])
@@ -17,17 +18,17 @@ its = tonumber(its)
 if its == want then
   return its
 end
-local spent
+local last_fence
 if string.sub(token, 1, 2) == '1:' then -- the stored fence is its own
   its = math.max(its, want)
-  spent = its + BLOCK - 1
+  last_fence = its + BLOCK - 1
 else
   its = math.max(fence + 1, want)
-  spent = its
+  last_fence = its
 end
 -- The record must not vanish before the clock has passed its fence. PEXPIRE comes
 -- first, since Redis runs it even when its memory is full.
-redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), math.floor(spent / 1000) + 1 - now, LEAST))
+redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), math.floor(last_fence / 1000) + 1 - now, LEAST))
 redis.call('HSET', key, 'fence', string.format('%.0f', its),
   'h:' .. token, string.format('%s %.0f%s', deadline, its, what))
 return its

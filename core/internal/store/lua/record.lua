@@ -1,30 +1,30 @@
--- What scripts on one key's record go on with, after call.lua.
+-- The format of a key's record, and how it is read; after call.lua.
 --
 -- KEYS[1]  the record: a thin one, as in format.lua, until another token asks for the key; then
 --          a HASH that expires when nobody can need it any more
 --   fence    the fence of the latest grant; if that is exclusive, its
 --            process may use BLOCK of them, from this one on
 --   last     the token of the latest holder
---   h:TOKEN  a holder: end of its lease in ms, its fence, what it is. After a downgrade
+--   h:TOKEN  a holder: end of its lease in ms, its fence, its description. After a downgrade
 --            the fence is FIRST-LAST: those that were used under its grant
--- and, as a rule:
---   held     how many hold the key
+-- and usually:
+--   held     how many hold the key; absent: one
 --   next     no holder's lease ends before this, in ms
 --   queue    tokens that wait, in order: TOKEN MARK ALIVE,WHAT and a space for each
---   waiting  how many those are
+--   waiting  how many tokens wait
 --   w:TOKEN  until when a waiting token is alive, in ms: later than its ALIVE in queue
---   watch    ids of lockers that are told when nobody holds the key
---   reserved until when the key is kept for parked work, in ms, and a number greater
---            than every fence that was granted before it was reserved
+--   watch    ids of lockers that get a message when nobody holds the key
+--   reserved until when the key is reserved for parked work, in ms, and the reservation's stamp, a number
+--            greater than every fence that was granted before it was reserved
 -- A record of a newer format has its number in v, and may have none of these, or is a STRING; see
--- format.lua. Nothing of it is changed.
+-- format.lua. It is not changed.
 --
--- MARK says how a waiting locker learns of its grant: '@' from a message, and it is gone
--- if this server has no subscription to its channel; '+' from a message, though its
+-- MARK says how a waiting locker learns of its grant: '@' by a message, and it is gone
+-- if this server has no subscription to its channel; '+' by a message, but its
 -- subscription may be to another node, so that this one cannot tell; '~' by asking.
 --
--- The caller may lose the reply, and ask again: a holder's token is answered with
--- the same grant.
+-- The caller may lose the reply, and ask again: the reply to a holder's token is
+-- the same grant again.
 -- #include format.lua
 local NEVER = 1e15
 
@@ -34,9 +34,10 @@ local function fields(call, key)
   return call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. token, 'waiting', 'reserved', 'v')
 end
 
--- read reads the record. It inflates a thin one: what follows finds a HASH. DEL comes first, since
+-- read reads the record, and inflates a thin one: DEL → HSET → PEXPIRE, as a HASH with one holder whose lease ends
+-- when the thin record would have expired. DEL comes first, since
 -- Redis runs it even when its memory is full, and then lets the script go on. On a Cluster there
--- are no thin ones: see acquire.lua.
+-- are no thin records: see acquire.lua.
 local function read(key)
   local record = fields(redis.pcall, key)
   if not record.err then

@@ -1,10 +1,10 @@
--- Keeps tokens that wait for their keys alive, and returns their places. It writes only as
--- often as that needs.
+-- Keeps tokens that wait for their keys alive, and returns their places. It writes only when
+-- a token would soon count as dead.
 --
 -- KEYS[i]  a key's record, as in record.lua
 -- ARGV[i]  a token of the caller's in its queue
--- returns  server's time in ms, then for each key: ms left of a holder's lease at least,
---          the token's place in the queue, length of the queue; the place is 0 if the
+-- returns  server's time in ms, then for each key: ms left of a holder's lease, at least;
+--          the token's place in the queue; length of the queue. The place is 0 if the
 --          caller has to ask: the token is not in the queue, or the key can be had, or
 --          the record is foreign
 -- #include constants.lua
@@ -29,7 +29,7 @@ for i, key in ipairs(KEYS) do
     end
     if tonumber(record[3] or 0) > 0 then
       local ends = tonumber(record[5])
-      if ends <= now and (string.sub(token, 1, 2) == '1:' or string.sub(last, 1, 2) == '1:') then -- no less than what the latest holder has
+      if ends <= now and (string.sub(token, 1, 2) == '1:' or string.sub(last, 1, 2) == '1:') then -- the latest holder's end is exact
         ends = tonumber(string.sub(redis.call('HGET', key, 'h:' .. last) or '0', 1, 13))
       end
       left = math.max(ends - now, 0)

@@ -1,23 +1,24 @@
--- Gives up what the caller has: the key, or its place in the queue. Then serves
--- the queue. Also cancels an acquire whose reply was lost.
+-- Releases the key, or leaves its queue; then serves the queue: thin record → DEL; nobody waits → DEL; the next
+-- waiter wants the key alone → grant it; else in general. It also cancels an acquire whose reply was lost.
 --
+-- KEYS[1], ARGV[1]  see call.lua
 -- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
--- ARGV[3]  '1' if the record is known to be a HASH: somebody else has asked
--- The others are absent if the key is not to stay held, and there is no other token:
--- ARGV[4]  ms that the key is to stay held after the release, or 0
+-- ARGV[3]  '1' if the record is known to be a HASH, since another token has asked
+-- The others are absent if there is no MinHold left, and no other token:
+-- ARGV[4]  the rest of a MinHold: for how many ms the key stays held after the release; or 0
 -- ARGV[5]  another token of the same process, or ''
 -- ARGV[6]  its mark, to have it wait for the key; '' to have it leave the queue
--- ARGV[7]  what it is
+-- ARGV[7]  its description
 -- ARGV[8]  '1' if it cannot be in the queue yet
 -- returns  1 when the caller held the key, 0 when it did not
 --          with a token that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue, ms
 --          left of a holder's lease}
 -- #include call.lua
--- The common cases, in a fraction of the time: Redis has slept, and whatever a script touches comes from
--- memory. So they are before what the others need.
-local used, stay, other, mark = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or ''
-local plain = stay == 0 and used > 0 and used < micros
+-- The common cases come first, before the functions that the others need, and take a fraction of the time: when Redis
+-- has been idle, everything that a script touches has to be loaded into the processor's caches.
+local used, min_hold, other, mark = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or ''
+local plain = min_hold == 0 and used > 0 and used < micros
 local text
 if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key meanwhile
   local its = 'pk2 ' .. token .. ' '
@@ -45,15 +46,15 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
       queue = queue .. other .. mark .. string.format('%d', now + ALIVE) .. ',' .. ARGV[7] .. ' '
     end
     redis.call('HDEL', key, 'h:' .. token) -- before the message: Redis may refuse writes
-    -- Whoever joins the queue has the record last for ALIVE, or finds that it does for one that
-    -- joined in the same AGED ms; so it lasts for ALIVE - AGED more if the next has.
+    -- A token that joins the queue extends the record's expiry to ALIVE, unless another token did so in the same
+    -- AGED ms; so the record lasts for ALIVE - AGED more if the next waiter's token does.
     if math.floor((alive - ALIVE) / AGED) < math.floor(now / AGED) then
       redis.call('PEXPIRE', key, CLAIM + ALIVE)
     end
     local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
     local here, more = true, waiting > 0 and 1 or 0
     -- #include grant.lua
-    if told then
+    if sent then
       redis.call('HSET', key, 'fence', fence, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. fence .. ' ' .. what)
       if mark == '' then
@@ -73,19 +74,19 @@ if foreign() then
 end
 local owned = mine and 1 or 0
 
-if mine and stay == 0 and limit(token) == 1 then -- the rest of the block goes back
+if mine and min_hold == 0 and limit(token) == 1 then -- the rest of the block is unused
   fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''
 end
-if mine and stay > 0 then
+if mine and min_hold > 0 then
   local rest = string.match(mine, ' .*$')
   local gone = token .. '0' -- a renewal that is under way must not find it
   redis.call('HDEL', key, 'h:' .. token)
   if last == token then
     last = gone
   end
-  -- At once: sweep counts what it finds, and a record of one holder tells no count.
-  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + stay, rest))
-  stays, soonest = now + stay, math.min(soonest, now + stay)
+  -- Written at once: sweep counts what it finds, and a record of one holder has no count.
+  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + min_hold, rest))
+  needed_until, soonest = now + min_hold, math.min(soonest, now + min_hold)
 elseif mine then
   redis.call('HDEL', key, 'h:' .. token)
   held = held - 1
@@ -100,7 +101,7 @@ sweep()
 local before
 local its = 0
 local granted = not mine and mark ~= '' and redis.call('HMGET', key, 'h:' .. other)[1]
-if granted and ends(granted) > now then -- the reply to an earlier call was lost, and it has the key since
+if granted and ends(granted) > now then -- the reply to an earlier call was lost: it has had the key since then
   its = tonumber(string.match(granted, '^%d+ (%d+)'))
 elseif mark ~= '' then
   before = join(other, mark, ARGV[7], mine and ARGV[8] == '1')
@@ -110,15 +111,15 @@ end
 if serve(other) then
   its = grant(other, CLAIM, ARGV[7])
 end
-if mine and stay > 0 then
-  -- They know of a later end, and nobody releases the key. Should the first be dead, the
-  -- next looks after it.
+if mine and min_hold > 0 then
+  -- The waiters know a later end of the lease, and no release follows. If the first waiter is dead, the
+  -- next one notices.
   local sent = 0
   for e, m in string.gmatch(queue, '([^@+~ ]*)([@+~])%S* ') do
     if sent == 3 then
       break
     elseif m ~= '~' and e ~= other then
-      send(locker(e), string.format('ends %s %d', named(e), stay))
+      send(locker(e), string.format('ends %s %d', named(e), min_hold))
       sent = sent + 1
     end
   end

@@ -1,18 +1,18 @@
--- Lengthens leases that their callers still hold. Never shortens one, and never
--- creates one anew.
+-- Lengthens leases that their callers still hold. It never shortens one, and never
+-- creates one.
 --
 -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
--- lets the script go on: a holder does not lose its key because somebody else
+-- lets the script go on: a holder does not lose its key because others
 -- filled the server.
 --
--- A key of another type, and a record of a newer format, are answered with 0, and the
+-- For a key of another type, and a record of a newer format, the reply is 0, and the
 -- others are renewed. A thin record stays thin.
 --
 -- KEYS[i]     a key's record, as in record.lua
 -- ARGV[2i-1]  its holder's token
--- ARGV[2i]    what is to be left of its lease, in ms
+-- ARGV[2i]    how much is to be left of its lease, in ms
 -- returns     for each key 0 when the caller does not hold it, 1 when it does, 2
---             when it does and somebody waits
+--             when it does and others wait
 -- #include constants.lua
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)

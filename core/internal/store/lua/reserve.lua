@@ -1,5 +1,6 @@
--- Keeps the key for parked work: until it is over, only a call for that gets it.
+-- Reserves the key for parked work: until the reservation ends, only a call for such work is granted it.
 --
+-- KEYS[1]  see call.lua
 -- ARGV[1]  ''
 -- ARGV[2]  how long, in ms; a reservation is never shortened
 -- returns  the reservation's stamp; 0 if the record is foreign
@@ -12,6 +13,6 @@ if foreign() then
 end
 sweep()
 reserve(tonumber(ARGV[2]))
-made = math.max(made + 1, following()) -- it is made anew, with a stamp of its own: an Unreserve that is under way leaves it
+stamp = math.max(stamp + 1, next_fence()) -- it is made anew, with a new stamp: an Unreserve that is in flight leaves it
 save()
-return made
+return stamp

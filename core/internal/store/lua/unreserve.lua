@@ -1,7 +1,8 @@
 -- Ends a key's reservation, and serves the queue.
 --
+-- KEYS[1]  see call.lua
 -- ARGV[1]  ''
--- ARGV[2]  a fence: a reservation that was made after its grant stays
+-- ARGV[2]  a stamp, or the fence of a grant: a reservation with a greater stamp stays
 -- returns  1 when the key is not reserved now, 0 when it is
 -- #include call.lua
 -- #include record.lua
@@ -10,7 +11,7 @@
 if foreign() then
   return 1
 end
-if made > tonumber(ARGV[2]) then
+if stamp > tonumber(ARGV[2]) then
   return 0
 end
 if exists then
