@@ -7,7 +7,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // NewServer makes an asynq server, prepared for tasks behind PerKey as by Configure: of its own client, so that it
@@ -40,7 +40,7 @@ func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 	if cfg == nil {
 		return invalid("Configure: cfg is nil")
 	}
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return invalid("rdb is nil: want a client of the Redis that holds the server's queues")
 	}
 	cfg.IsFailure = isFailure(cfg.IsFailure)

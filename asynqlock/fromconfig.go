@@ -8,7 +8,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Tasks says which guard a type of tasks has, and what makes their keys of a payload and headers; false: they need no
@@ -26,7 +26,7 @@ type Tasks interface {
 // its tasks are deferred: none is run.
 func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {
 	s, err := settingsOf(opts)
-	if err == nil && absent.Is(tasks) {
+	if err == nil && nilcheck.IsNil(tasks) {
 		err = invalid("FromConfig(nil)")
 	}
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -105,7 +105,7 @@ func WithLogger(log *slog.Logger) Option {
 // WithObserver sets who is told what becomes of tasks. Default: nobody.
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver(nil)")
 		}
 		s.observer = o
@@ -116,7 +116,7 @@ func WithObserver(o Observer) Option {
 // WithRecorder has r count what becomes of tasks, beside an observer. Default: nobody counts.
 func WithRecorder(r Recorder) Option {
 	return func(s *settings) error {
-		if absent.Is(r) {
+		if nilcheck.IsNil(r) {
 			return invalid("WithRecorder(nil)")
 		}
 		s.recorder = r

@@ -9,7 +9,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/observing"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -59,7 +59,7 @@ type Reloaded struct {
 // WithObserver has o told what becomes of new files.
 func WithObserver(o Observer) Option {
 	return func(opts *options) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver: the observer is nil")
 		}
 		opts.observer = o

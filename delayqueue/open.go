@@ -9,9 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Info is what the manifest of a queue says.
@@ -32,7 +32,7 @@ type Info struct {
 //
 // A queue whose processes have all run under a release that kept no list of names is missing: Open opens it by its name.
 func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]Info, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, invalidOption("Queues: the redis client is nil")
 	}
 	if prefix == "" {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -161,7 +161,7 @@ func WithDeadRetention(d time.Duration) Option {
 // observer of their own (WithObserver). Default: nobody, but warnings are logged with slog.Default.
 func WithQueueObserver(o Observer) Option {
 	return func(q *Queue) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalidOption("WithQueueObserver(nil)")
 		}
 		q.observer = o

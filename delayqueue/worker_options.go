@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -52,7 +52,7 @@ func WithClaimLease(d time.Duration) WorkerOption {
 // failover; one that is given has to do so itself, as go-redis's failover client does.
 func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	return func(w *Worker) error {
-		if absent.Is(rdb) {
+		if nilcheck.IsNil(rdb) {
 			return invalidOption("WithHeartbeatClient(nil)")
 		}
 		w.heartbeats = rdb
@@ -145,7 +145,7 @@ func WithLogger(log *slog.Logger) WorkerOption {
 // WithObserver sets who is told what the Worker does. Default: the Queue's observer.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalidOption("WithObserver(nil)")
 		}
 		w.observer = o

@@ -128,7 +128,7 @@ var version = &adapter.Echo[echo.Context]{
 		}
 		return status
 	},
-	Tap: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
+	Tee: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		c.Response().Writer = wrap(c.Response().Writer)
 	},
 	Answer: func(c echo.Context, err error) { c.Error(err) },

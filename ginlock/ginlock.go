@@ -10,8 +10,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/leasekey"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // PerKey returns middleware that runs one request at a time per key. It panics on a mistake in its
@@ -65,7 +65,7 @@ func (g *guarded) handle(c *gin.Context) {
 // middleware; those that it does not know need no key. [Routes] finds what it does not guard.
 // It panics without routes, with an error that wraps core.ErrInvalidOption.
 func FromConfig(routes httplock.Routes) gin.HandlerFunc {
-	if absent.Is(routes) {
+	if nilcheck.IsNil(routes) {
 		panic(fmt.Errorf("ginlock: %w: FromConfig: the routes are nil: give it a config.Runtime, or httplock.Routes of yours", core.ErrInvalidOption))
 	}
 	return (&configured{routes}).handle
@@ -142,7 +142,7 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 	x := s.x
 	x.Writer, x.Request, x.Name, x.Framework = c.Writer, c.Request, c.Request.Method+" "+c.FullPath(), c
 	ran := m.Serve(x)
-	s.c, s.writer, s.key, s.tap = nil, nil, nil, nil
+	s.c, s.writer, s.key, s.tee = nil, nil, nil, nil
 	servings.Put(s)
 	if !ran {
 		c.Abort()
@@ -155,7 +155,7 @@ type serving struct {
 	c      *gin.Context
 	writer gin.ResponseWriter
 	key    KeyFunc
-	tap    *tapped           // for those who want to see the response
+	tee    *teeWriter        // for those who want to see the response
 	x      httplock.Exchange // of which the functions are the serving's
 }
 
@@ -173,9 +173,9 @@ var servings = sync.Pool{New: func() any {
 			return httplock.Match{Pattern: s.c.FullPath(), Params: params, Framework: s.c}.Key(s.key, s.c.Request)
 		},
 		Next: s.next,
-		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			s.tap = &tapped{s.c.Writer, wrap(s.c.Writer)}
-			s.c.Writer = s.tap
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			s.tee = &teeWriter{s.c.Writer, wrap(s.c.Writer)}
+			s.c.Writer = s.tee
 		},
 		Written: func() bool { return s.writer.Written() },
 		Status:  func() int { return s.writer.Status() },
@@ -186,11 +186,11 @@ var servings = sync.Pool{New: func() any {
 // next runs the handlers with r, and has c show the lease of r meanwhile: c.Request.Context() is not asked for
 // values of c unless Engine.ContextWithFallback is set.
 func (s *serving) next(r *http.Request) {
-	c, tap, returned := s.c, s.tap, false
+	c, tee, returned := s.c, s.tee, false
 	outer := c.Request
 	defer func() {
 		c.Request = outer
-		tap.end(c, returned)
+		tee.end(c, returned)
 	}()
 	c.Request = r
 	if lease, held := core.LeaseFrom(r.Context()); held {

@@ -234,7 +234,7 @@
 // goroutine, with the request that Next is given, and puts back in a defer the one
 // that was there before. Panics, and the errors of handlers, pass through it as they
 // are. Exchange.Written tells whether a response was begun, by Flush and Hijack too, and Exchange.Status its status. One
-// without Exchange.Tap cannot show what a handler answers, and refuses requests that have
+// without Exchange.Tee cannot show what a handler answers, and refuses requests that have
 // an Idempotency-Key with 500 on routes of WithIdempotency.
 //
 // Packages ginlock and echolock are such. All adapters pass one suite,

@@ -28,10 +28,10 @@ func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option
 		switch {
 		case store == nil:
 			return invalid("WithIdempotency: the store is nil")
-		case m.once != nil:
+		case m.idempotency != nil:
 			return invalid("WithIdempotency is given twice")
 		}
-		rules := &onceRules{store: store, maxResponse: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
+		rules := &idempotencyRules{store: store, maxResponse: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
 		for _, opt := range opts {
 			if opt == nil {
 				return invalid("WithIdempotency: an option is nil")
@@ -40,17 +40,17 @@ func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option
 				return err
 			}
 		}
-		m.once = rules
+		m.idempotency = rules
 		return nil
 	}
 }
 
 // IdempotencyOption configures WithIdempotency.
-type IdempotencyOption func(*onceRules) error
+type IdempotencyOption func(*idempotencyRules) error
 
 // RequireIdempotencyKey refuses requests without Idempotency-Key with 400.
 func RequireIdempotencyKey() IdempotencyOption {
-	return func(o *onceRules) error {
+	return func(o *idempotencyRules) error {
 		o.required = true
 		return nil
 	}
@@ -60,7 +60,7 @@ func RequireIdempotencyKey() IdempotencyOption {
 // one is not kept, and neither is a response that streams; the request is not run again
 // for all that, see the package's documentation. Default 64 KiB; 0 to 64 MiB.
 func KeepResponseBody(n int) IdempotencyOption {
-	return func(o *onceRules) error {
+	return func(o *idempotencyRules) error {
 		if n < 0 || n > maxMaxResponseBody {
 			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, maxMaxResponseBody)
 		}
@@ -72,7 +72,7 @@ func KeepResponseBody(n int) IdempotencyOption {
 // KeepResponseHeaders adds response headers to those that are kept: those that Replay
 // keeps. The same are refused as by WithAllowedResponseHeaders.
 func KeepResponseHeaders(names ...string) IdempotencyOption {
-	return func(o *onceRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
+	return func(o *idempotencyRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
 }
 
 // IdempotencyKey is the key function of routes that have nothing else to be run one at a
@@ -91,8 +91,8 @@ func (*idempotencyKeyError) Error() string {
 	return "httplock: the key function IdempotencyKey needs WithIdempotency, and a method that is not safe"
 }
 
-// onceRules is what WithIdempotency and its options say.
-type onceRules struct {
+// idempotencyRules is what WithIdempotency and its options say.
+type idempotencyRules struct {
 	store       *idempotency.Store
 	required    bool
 	payload     func(r *http.Request, body []byte) ([]byte, error)
@@ -101,7 +101,7 @@ type onceRules struct {
 }
 
 // check is called once all options are known.
-func (o *onceRules) check(m *Middleware) error {
+func (o *idempotencyRules) check(m *Middleware) error {
 	switch {
 	case o == nil:
 		return nil
@@ -125,7 +125,7 @@ var (
 	// errWhose: nobody can say whose the key is.
 	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal says that it is nobody's")
 	// errDeafAdapter: the adapter cannot show what the handler answers.
-	errDeafAdapter = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tap")
+	errDeafAdapter = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tee")
 	// errAnswered: the request was done before, or is parked: there is an answer.
 	errAnswered = errors.New("httplock: the request was made before")
 )

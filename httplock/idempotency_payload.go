@@ -24,7 +24,7 @@ import (
 //
 // Default: Content-Type, Content-Encoding and body, as package httplock describes it.
 func IdempotencyPayload(f func(r *http.Request, body []byte) ([]byte, error)) IdempotencyOption {
-	return func(o *onceRules) error {
+	return func(o *idempotencyRules) error {
 		if f == nil {
 			return invalid("IdempotencyPayload(nil)")
 		}
@@ -34,8 +34,8 @@ func IdempotencyPayload(f func(r *http.Request, body []byte) ([]byte, error)) Id
 }
 
 // compared is what of a request's body, and of what describes it, is compared.
-func (o *once) compared(body []byte) ([]byte, error) {
-	if f := o.m.once.payload; f != nil {
+func (o *idempotentRequest) compared(body []byte) ([]byte, error) {
+	if f := o.m.idempotency.payload; f != nil {
 		r := *o.x.Request
 		r.Body = http.NoBody
 		chosen, err := f(&r, body)

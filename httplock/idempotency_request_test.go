@@ -85,7 +85,7 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 				m.Serve(httplock.Exchange{
 					Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
 					Next: func(r *http.Request) { test.handler(w, r); runs.Add(1) }, Written: func() bool { return runs.Load() == 0 },
-					Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
+					Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
 				})
 			})
 		}
@@ -198,8 +198,8 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 			}
 			ok(w, r)
 		})
-		testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
-		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
+		testbed.Do(h, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
+		require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
 		require.EqualValues(t, 2, runs.Load(), name)
 	}
 }
@@ -214,8 +214,8 @@ func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 		leave()
 		count(&runs, http.StatusCreated)(w, r)
 	}, httplock.KeepResponseBody(3))
-	require.Equal(t, "run 1", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
+	require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
 	require.EqualValues(t, 1, runs.Load())
 }
 
@@ -234,10 +234,10 @@ func TestEncodingsInFrontAreNotKept(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		key := fmt.Sprintf("%q", fmt.Sprint(first))
 		encoded.Store(first)
-		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, key, "{}")).Body)
+		require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}")).Body)
 		for _, again := range []bool{true, false} {
 			encoded.Store(again)
-			resp := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+			resp := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
 			require.Equal(t, "true", resp.Header.Get("Idempotent-Replayed"))
 			require.Equal(t, again, resp.Header.Get("Content-Encoding") == "gzip")
 		}
@@ -259,11 +259,11 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 		inner(httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, opt)(
 			httplock.PerKey(b.Locker.Guard(core.RejectConflicts), shop, opt)(http.HandlerFunc(ok))))))
 	release := b.HoldKey(t, "inner")
-	require.Equal(t, http.StatusAccepted, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")).Status)
+	require.Equal(t, http.StatusAccepted, testbed.Do(mux, withKey(t, testbed.OrderPath, "k", "{}")).Status)
 	release()
-	first := testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}"))
+	first := testbed.Do(mux, withKey(t, testbed.OrderPath, "k", "{}"))
 	require.Equal(t, "ok", first.Body)
-	requireReplayed(t, first, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")))
+	requireReplayed(t, first, testbed.Do(mux, withKey(t, testbed.OrderPath, "k", "{}")))
 }
 
 // What a handler asks of its own service, under another key, is a request by itself.
@@ -281,15 +281,15 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 	}))
 	mux.Handle("/batches", guarded(httplock.IdempotencyKey, func(w http.ResponseWriter, r *http.Request) {
 		batches++
-		item := testbed.Do(mux, once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context()))
+		item := testbed.Do(mux, withKey(t, testbed.OrderPath, "item", "{}").WithContext(r.Context()))
 		_, _ = fmt.Fprint(w, "batch ", batches, ": ", item.Body)
 	}))
 	for _, key := range []string{"first-batch", "second-batch"} { // the second finds the order made
-		batch := testbed.Do(mux, once(t, "/batches", key, "[{}]"))
+		batch := testbed.Do(mux, withKey(t, "/batches", key, "[{}]"))
 		require.Equal(t, fmt.Sprint("batch ", batches, ": order 1"), batch.Body)
-		requireReplayed(t, batch, testbed.Do(mux, once(t, "/batches", key, "[{}]")))
+		requireReplayed(t, batch, testbed.Do(mux, withKey(t, "/batches", key, "[{}]")))
 	}
-	order := testbed.Do(mux, once(t, testbed.OrderPath, "item", "{}"))
+	order := testbed.Do(mux, withKey(t, testbed.OrderPath, "item", "{}"))
 	require.Equal(t, "order 1", order.Body)
 	require.Equal(t, "true", order.Header.Get("Idempotent-Replayed"))
 	require.Equal(t, []int{2, 1}, []int{batches, orders})
@@ -307,15 +307,15 @@ func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 		mux := http.NewServeMux()
 		mux.Handle("/orders/{id}", guarded("order", guarded("stock", http.HandlerFunc(ok)), opt))
 		mux.Handle("/batches", guarded("batch", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			item := testbed.Do(mux, once(t, testbed.OrderPath, "item-of-"+busy, "{}").WithContext(r.Context()))
+			item := testbed.Do(mux, withKey(t, testbed.OrderPath, "item-of-"+busy, "{}").WithContext(r.Context()))
 			_, _ = fmt.Fprint(w, "order: ", item.Status)
 		}), opt))
 		release := b.HoldKey(t, busy)
-		require.Equal(t, "order: 409", testbed.Do(mux, once(t, "/batches", busy, "[{}]")).Body)
+		require.Equal(t, "order: 409", testbed.Do(mux, withKey(t, "/batches", busy, "[{}]")).Body)
 		release()
-		first := testbed.Do(mux, once(t, "/batches", busy, "[{}]"))
+		first := testbed.Do(mux, withKey(t, "/batches", busy, "[{}]"))
 		require.Equal(t, "order: 200", first.Body, busy)
-		requireReplayed(t, first, testbed.Do(mux, once(t, "/batches", busy, "[{}]")))
+		requireReplayed(t, first, testbed.Do(mux, withKey(t, "/batches", busy, "[{}]")))
 	}
 }
 
@@ -337,14 +337,14 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := openParking(t, redistest.Embedded(t))
-			store := newIdempotency(t, d.Bed)
+			store := newIdempotency(t, d.Fixture)
 			var orders atomic.Int64
 			d.mux.Handle("/orders/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), test.whose)(count(&orders, 200)))
 			batch := httplock.PerKey(d.guard, func(*http.Request) (string, error) { return "batch", nil }, httplock.WithStatusPath("/tickets/"),
 				sentBy(bearer, anybody), httplock.WithIdempotency(store))
 			d.mux.Handle("/batches", batch(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for _, tenant := range []string{"a", "b"} {
-					item := once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context())
+					item := withKey(t, testbed.OrderPath, "item", "{}").WithContext(r.Context())
 					if test.client {
 						item.Header["Authorization"] = r.Header["Authorization"]
 					}
@@ -355,7 +355,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 				}
 			})))
 			post := func(key string) testbed.Answer {
-				r := once(t, "/batches", key, "[{}]")
+				r := withKey(t, "/batches", key, "[{}]")
 				if test.without {
 					r.Header.Del("Idempotency-Key")
 				}
@@ -384,8 +384,8 @@ func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 			Next: func(r *http.Request) { ok(w, r) },
 		})
 	})
-	testbed.RequireProblem(t, testbed.Do(h, once(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
-	require.Contains(t, log.String(), "Tap")
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
+	require.Contains(t, log.String(), "Tee")
 	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
@@ -400,9 +400,9 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 			w.Header().Set("Etag", `"v1"`)
 			w.WriteHeader(http.StatusCreated)
 			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
-		}, sentBy(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		}, sentBy(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 		post := func(body string) testbed.Answer {
-			r := once(t, testbed.OrderPath, `"k"`, body)
+			r := withKey(t, testbed.OrderPath, `"k"`, body)
 			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 			return testbed.Do(d.mux, r)
 		}
@@ -439,19 +439,19 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		var runs atomic.Int64
-		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 		release := d.Hold(t)
-		location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+		location := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
 		forget := func() { // as if those before had not come so far yet
 			for _, name := range redistest.Keys(t, d.Redis, d.Prefix+":idem{}:") {
 				require.NoError(t, d.Redis.Del(t.Context(), name).Err())
 			}
 		}
 		forget()
-		other := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+		other := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
 		require.NotEqual(t, location, other)
 		forget()
-		third := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{other}")))
+		third := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{other}")))
 		forget()
 		release()
 		d.work(t)
@@ -465,9 +465,9 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 // A header that belongs to the connection is not parked, and so is no part of the payload.
 func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
-	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	release := d.Hold(t)
-	r := once(t, testbed.OrderPath, "k", "{}")
+	r := withKey(t, testbed.OrderPath, "k", "{}")
 	r.Header.Set("Content-Type", "text/plain")
 	r.Header.Set("Content-Encoding", "identity")
 	r.Header.Set("Connection", "Content-Type")
@@ -481,9 +481,9 @@ func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	post := func() testbed.Answer {
-		r := once(t, testbed.OrderPath, "k", "{}")
+		r := withKey(t, testbed.OrderPath, "k", "{}")
 		r.Header.Set("Connection", "close, idempotency-key")
 		return testbed.Do(d.mux, r)
 	}
@@ -497,11 +497,11 @@ func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
 
 func TestATicketIsGoodUntilItExpires(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
-	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	d.Hold(t)
-	location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+	location := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
 	redistest.Eventually(t, func() bool {
-		return requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}"))) != location
+		return requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}"))) != location
 	}, "it is parked anew")
 }
 
@@ -509,7 +509,7 @@ func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
 	for range 2 { // the scripts are loaded
-		testbed.Do(h, once(t, testbed.OrderPath, "warm", "{}"))
+		testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
 	}
 	var trips atomic.Int64
 	b.Redis.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
@@ -523,8 +523,8 @@ func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
 		return trips.Load()
 	}
 	plain := cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}"))
-	require.Equal(t, plain+2, cost(once(t, testbed.OrderPath, "k", "{}")), "the first time")
-	require.Equal(t, plain+1, cost(once(t, testbed.OrderPath, "k", "{}")), "the second time")
+	require.Equal(t, plain+2, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the first time")
+	require.Equal(t, plain+1, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the second time")
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.
@@ -555,7 +555,7 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 			w.Header().Set("X-Token", testbed.Secret)
 			_, _ = io.WriteString(w, "fine")
 		}))
-		r := once(t, "/?token="+testbed.Secret, `"`+testbed.Secret+`"`, "body "+testbed.Secret)
+		r := withKey(t, "/?token="+testbed.Secret, `"`+testbed.Secret+`"`, "body "+testbed.Secret)
 		r.Header.Set("Authorization", testbed.Secret)
 		r.Header.Set("Cookie", testbed.Secret)
 		first := testbed.Do(h, r)

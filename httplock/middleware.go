@@ -29,7 +29,7 @@ type Middleware struct {
 	retryStatuses []int
 	credentials   map[string]bool // headers
 	honorPrefer   bool
-	once          *onceRules // nil: Idempotency-Key is the handler's
+	idempotency   *idempotencyRules // nil: Idempotency-Key is the handler's
 	onConflict    ProblemHandler
 	onError       ProblemHandler
 	observer      Observer // nil: nobody is told
@@ -61,12 +61,12 @@ type Exchange struct {
 	// Status returns the status of the response: that of the one that was begun, or else the one that will be if
 	// nobody says anything more; 0 if that is not known. It is for Observers. Nil: not known.
 	Status func() int
-	// Tap has the rest of the chain write to what wrap returns, which passes all of it on
+	// Tee has the rest of the chain write to what wrap returns, which passes all of it on
 	// to wrap's argument: the writer that it wrote to so far. It is called once at most,
 	// before Next. An adapter whose framework keeps a response back begins it before Next
 	// returns, so that the new writer has seen its status. Nil: the adapter cannot do
 	// this, and requests are refused that need it, which are those of WithIdempotency.
-	Tap func(wrap func(http.ResponseWriter) http.ResponseWriter)
+	Tee func(wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Skip lets the request pass without the key, as [WithSkip] does.
 	Skip bool
 	// Framework is the framework's context, or whatever the adapter's own options look
@@ -102,7 +102,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 			return nil, err
 		}
 	}
-	if err := cmp.Or(m.once.check(m), m.body.check(), m.checkCredentials(), m.checkPrincipal()); err != nil {
+	if err := cmp.Or(m.idempotency.check(m), m.body.check(), m.checkCredentials(), m.checkPrincipal()); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -130,7 +130,7 @@ func (m *Middleware) serve(x Exchange) (ran bool) {
 	}
 	ran, whole := m.pass(x)
 	if !whole {
-		onceFrom(x.Request.Context()).discard()
+		idempotentRequestFrom(x.Request.Context()).discard()
 	}
 	return ran
 }
@@ -156,7 +156,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	p := requestStates.Get().(*requestState)
 	p.m, p.x, p.replay = m, x, replay
 	p.guarded()
-	ran, whole = p.ran, p.ran && !p.lost || p.recalled
+	ran, whole = p.ran, p.ran && !p.lost || p.fromStore
 	p.recycle()
 	return ran, whole
 }

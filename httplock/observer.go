@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
@@ -92,7 +92,7 @@ type Outcome struct {
 // once.
 func WithObserver(o Observer) Option {
 	return func(m *Middleware) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver: the observer is nil")
 		}
 		m.observer = o

@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // PerKey returns net/http middleware that runs one request at a time per key.
@@ -51,7 +51,7 @@ var errNoKeyFunc = invalid("PerKey: the key function is nil: give it one, such a
 
 // checkNext panics if a handler cannot be guarded.
 func checkNext(by string, next http.Handler) {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		panic(invalid("%s: the handler is nil", by))
 	}
 	if name := timeoutName(next); name != "" {
@@ -116,7 +116,7 @@ var servings = sync.Pool{New: func() any {
 		Next:    func(r *http.Request) { s.next.ServeHTTP(s.writer, r) },
 		Written: func() bool { return s.writer.Written() },
 		Status:  func() int { return s.writer.Status() },
-		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { s.writer.tap(wrap) },
+		Tee:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { s.writer.tee(wrap) },
 	}
 	return s
 }}

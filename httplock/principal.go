@@ -77,7 +77,7 @@ func (m *Middleware) checkPrincipal() error {
 	case parks && known && m.reauthorize == nil:
 		return invalid("the guard's policy may park requests, and nothing says whether their principals may still have them run " +
 			"later: want WithReauthorize")
-	case m.once != nil && !known && !m.anonymous:
+	case m.idempotency != nil && !known && !m.anonymous:
 		return invalid("WithIdempotency keeps responses, and nothing says whose they are: want WithPrincipal, " +
 			"or WithAnonymous if all clients may see them")
 	}

@@ -213,7 +213,7 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 			return nil, nil, &foreignError{fmt.Errorf("WithTargetRewrite: %w", err)}
 		}
 	}
-	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
+	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, idempotencyKey: slices.Clone(c.Header["Idempotency-Key"])}
 	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
 	if err != nil {
 		return nil, nil, delayqueue.SkipRetry(err)
@@ -319,7 +319,7 @@ func Replayed(ctx context.Context) (Parked, bool) {
 // replay is what a replayed request's ctx carries.
 type replay struct {
 	id, key, principal string
-	once               []string // the request's Idempotency-Key
+	idempotencyKey     []string // the request's Idempotency-Key
 
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
 	reached  bool       // a guard ran its handler under the key, or gave the request its result
@@ -343,7 +343,7 @@ func replayFrom(ctx context.Context) *replay {
 // isFor reports whether req, which has an Idempotency-Key, is the replayed request: its
 // handler may make others with its ctx.
 func (r *replay) isFor(req *http.Request) bool {
-	return slices.Equal(req.Header["Idempotency-Key"], r.once)
+	return slices.Equal(req.Header["Idempotency-Key"], r.idempotencyKey)
 }
 
 // passed records that a guard lets the replay pass, with or without its key. A

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Routes tells what guards a route: it is how a configuration chooses the guards of
@@ -52,7 +52,7 @@ type Route struct {
 // FromConfig panics without routes, and what it returns without a handler, with an error that wraps
 // core.ErrInvalidOption.
 func FromConfig(routes Routes) func(http.Handler) http.Handler {
-	if absent.Is(routes) {
+	if nilcheck.IsNil(routes) {
 		panic(invalid("FromConfig: the routes are nil: give it a config.Runtime, or Routes of yours"))
 	}
 	return func(next http.Handler) http.Handler {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // RegisteredRoute is a route that a router has. MuxRoutes, ginlock.Routes and echolock.WatchRoutes read
@@ -68,7 +68,7 @@ func CheckRoutes(registered []RegisteredRoute, routes Routes, unguarded ...strin
 			r := RegisteredRoute{method, r.Pattern, r.PerKey, r.FromConfig}
 			meant := r.among(unguarded, used)
 			configured := false
-			if !absent.Is(routes) {
+			if !nilcheck.IsNil(routes) {
 				_, configured = routes.Route(method, r.Pattern)
 			}
 			switch {

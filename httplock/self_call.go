@@ -52,5 +52,5 @@ func (p *requestState) selfCall() error {
 	if !is || p.call.Shared && !errors.Is(guard.Peek(ctx, p.call), core.ErrConflict) {
 		return nil
 	}
-	return cmp.Or(p.once.lookup(ctx), errSelfCall)
+	return cmp.Or(p.idempotent.lookup(ctx), errSelfCall)
 }

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Timeout returns middleware that ends the ctx of a request after d, and answers it with 503 then, unless its
@@ -36,7 +36,7 @@ func Timeout(d time.Duration) func(http.Handler) http.Handler {
 		panic(invalid("Timeout(%s): want more than 0", d))
 	}
 	return func(next http.Handler) http.Handler {
-		if absent.Is(next) {
+		if nilcheck.IsNil(next) {
 			panic(invalid("Timeout: the handler is nil"))
 		}
 		return &timeLimited{d, next}

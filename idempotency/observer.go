@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
@@ -64,7 +64,7 @@ type Event struct {
 // WithObserver has o told what the Store does.
 func WithObserver(o Observer) Option {
 	return func(s *Store) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver: the observer is nil")
 		}
 		s.observer = o

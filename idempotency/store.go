@@ -11,11 +11,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/keyring"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // What a Store answers beside core.ErrUnavailable and the caller's ctx's error.
@@ -92,7 +92,7 @@ func WithTTL(ttl time.Duration) Option {
 // New makes a Store on rdb, which stays the caller's to close. It does not talk to
 // Redis. Its error wraps core.ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, invalid("New: the redis client is nil")
 	}
 	s := &Store{rdb: rdb, prefix: ident.DefaultPrefix, ttl: DefaultTTL}

@@ -6,7 +6,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // ScopeName is the instrumentation scope of the spans.
@@ -25,7 +25,7 @@ type options struct {
 // WithTracerProvider sets the provider of the tracer. Default, and for nil: the global one, also if it is set later.
 func WithTracerProvider(provider trace.TracerProvider) Option {
 	return func(o *options) {
-		if !absent.Is(provider) {
+		if !nilcheck.IsNil(provider) {
 			o.provider = provider
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Queues returns an observer for queues, [delayqueue.WithQueueObserver], that makes a PRODUCER span around each call to
@@ -16,7 +16,7 @@ import (
 // to; a Trace that the caller gave is the span's parent if the ctx has none, and otherwise is linked unless it is of the same trace.
 // A nil next is [delayqueue.DefaultObserver]: warnings are logged as without an observer.
 func Queues(next delayqueue.Observer, opts ...Option) delayqueue.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = delayqueue.DefaultObserver()
 	}
 	return &queues{next, configure(opts)}

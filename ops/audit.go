@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // ErrNotAudited means that a change could not be recorded, so it was not made. The error wraps the cause. If that is a reply that was
@@ -77,7 +77,7 @@ type Audit struct {
 // NewAudit makes an Audit on rdb, which stays the caller's to close. prefix is that of the locks (core.WithPrefix); empty is the default.
 // A nil log is slog.Default. Its error wraps core.ErrInvalidOption.
 func NewAudit(rdb redis.UniversalClient, prefix string, log *slog.Logger) (*Audit, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, fmt.Errorf("ops: %w: NewAudit: the redis client is nil", core.ErrInvalidOption)
 	}
 	if prefix == "" {

@@ -17,8 +17,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
@@ -148,7 +148,7 @@ func invalid(format string, args ...any) error {
 // time. StartBeacon does not wait for Redis. Its error wraps [core.ErrInvalidOption].
 func StartBeacon(rdb redis.UniversalClient, recorder *Recorder, locker *core.Locker, opts ...BeaconOption) (*Beacon, error) {
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return nil, invalid("StartBeacon: the redis client is nil")
 	case recorder == nil:
 		return nil, invalid("StartBeacon: the recorder is nil")

@@ -15,8 +15,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -91,7 +91,7 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (
 func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (Facts, error) {
 	o.Prefix = cmp.Or(o.Prefix, ident.DefaultPrefix)
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return Facts{}, invalid("ReadFacts: the redis client is nil")
 	case !tellsServers(rdb):
 		return Facts{}, invalid("ReadFacts: a %T does not tell which servers it uses", rdb)
@@ -132,7 +132,7 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 // ReadServers is what ReadFacts does of servers, but for their settings and rights: INFO, and three questions that cost nothing. A client
 // other than *redis.Client and *redis.ClusterClient does not tell which servers it uses: its Err wraps [errors.ErrUnsupported].
 func ReadServers(ctx context.Context, rdb redis.UniversalClient) Asked[[]Server] {
-	if absent.Is(rdb) || !tellsServers(rdb) {
+	if nilcheck.IsNil(rdb) || !tellsServers(rdb) {
 		return Asked[[]Server]{At: time.Now(), Err: fmt.Errorf("ops: ReadServers: a %T: %w", rdb, errors.ErrUnsupported)}
 	}
 	return readServers(ctx, rdb, nil)

@@ -14,9 +14,9 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
@@ -74,7 +74,7 @@ func (p Process) SilentAfter() time.Duration { return p.TTL / 7 * 3 }
 func ReadFleet(ctx context.Context, rdb redis.UniversalClient, prefix string) (Fleet, error) {
 	prefix = cmp.Or(prefix, ident.DefaultPrefix)
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return Fleet{}, invalid("ReadFleet: the redis client is nil")
 	case !ident.ValidPrefix(prefix):
 		return Fleet{}, invalid("ReadFleet: the prefix %q", prefix)

@@ -12,10 +12,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/listener"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 var watchScript = luascript.Load(scripts, "watch")
@@ -58,7 +58,7 @@ type Watcher struct {
 func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys Watched) (*Watcher, error) {
 	prefix, keys.For = cmp.Or(prefix, ident.DefaultPrefix), cmp.Or(keys.For, maxWatch)
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return nil, invalid("Watch: the redis client is nil")
 	case !ident.ValidPrefix(prefix):
 		return nil, invalid("Watch: the prefix %q", prefix)

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Defaults of a Policy's zero fields.
@@ -90,7 +90,7 @@ func (p Policy) Validate() error {
 	case p.Jitter != FullJitter && p.Jitter != DecorrelatedJitter:
 		return invalid("Jitter is unknown: %d", p.Jitter)
 	}
-	if p.Then != nil && absent.Is(p.Then) {
+	if p.Then != nil && nilcheck.IsNil(p.Then) {
 		return invalid("Then is a nil %T", p.Then)
 	}
 	if v, ok := p.Then.(interface{ Validate() error }); ok {

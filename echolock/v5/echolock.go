@@ -140,7 +140,7 @@ var version = &adapter.Echo[*echo.Context]{
 		}
 		return status
 	},
-	Tap: func(c *echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
+	Tee: func(c *echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		if response, err := echo.UnwrapResponse(c.Response()); err == nil {
 			response.ResponseWriter = wrap(response.ResponseWriter)
 		} else {

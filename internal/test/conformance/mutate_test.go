@@ -108,7 +108,7 @@ func (noValues) Value(any) any { return nil }
 func TestMutantsFail(t *testing.T) {
 	failed := map[string]bool{}
 	all := maps.Clone(mutants)
-	maps.Copy(all, onceMutants)
+	maps.Copy(all, idempotencyMutants)
 	for name, m := range all {
 		for behaviour := range m.fails {
 			failed[behaviour] = true
