@@ -129,10 +129,10 @@ func routeName(method, pattern string) string {
 	return method + " " + pattern
 }
 
-// Track returns a writer over w that is as able as w, and a function that returns the
-// status of the response that was begun through it: 0 if none was, and 101 if the connection was
-// taken over. It is for adapters whose framework does not know this of its own
-// writer: Exchange.Written and Exchange.Status.
+// Track returns a writer over w that implements the same optional interfaces as w, and a
+// function that returns the status of the response begun through it: 0 if none was, and
+// 101 if the connection was taken over. It is for adapters whose framework's writer does
+// not know its status: see Exchange.Written and Exchange.Status.
 func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() int) {
 	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
 	return tracked, func() int { return tracked.status }
