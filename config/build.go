@@ -39,8 +39,8 @@ type options struct {
 	values     contextValues
 }
 
-// WithClient gives a Redis client, which stays the caller's to close, after the Runtime.
-// What the file says under redis is not used then.
+// WithClient sets the Redis client, in place of the file's section redis. The caller closes it,
+// after the Runtime.
 func WithClient(rdb redis.UniversalClient) Option {
 	return func(o *options) error {
 		if rdb == nil {
@@ -60,8 +60,8 @@ func WithLocker(opts ...core.Option) Option {
 	}
 }
 
-// WithQueue adds options to every Queue, such as delayqueue.WithQueueObserver. The file counts
-// where both say something.
+// WithQueue adds options to every Queue, such as delayqueue.WithQueueObserver. Where both set the same,
+// the file wins.
 func WithQueue(opts ...delayqueue.Option) Option {
 	return func(o *options) error {
 		o.queue = append(o.queue, opts...)
@@ -69,7 +69,7 @@ func WithQueue(opts ...delayqueue.Option) Option {
 	}
 }
 
-// WithHTTP adds options to the middleware of every route, such as httplock.WithObserver. The file counts where both say something.
+// WithHTTP adds options to the middleware of every route, such as httplock.WithObserver. Where both set the same, the file wins.
 func WithHTTP(opts ...httplock.Option) Option {
 	return func(o *options) error {
 		o.http = append(o.http, opts...)

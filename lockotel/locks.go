@@ -15,8 +15,9 @@ import (
 // minWait is how long a call must have waited for a span, if it got its key.
 const minWait = time.Millisecond
 
-// Locks returns an observer for Lockers, [core.WithObserver], that makes spans of calls that waited for their key or were
-// refused it, and then tells next. A nil next is [core.DefaultObserver]: lost leases and warnings are logged as without an
+// Locks returns an observer for Lockers, [core.WithObserver], that makes spans of calls
+// that waited for their key or were refused it, and then passes events to next. A nil
+// next is [core.DefaultObserver]: lost leases and warnings are logged as without an
 // observer.
 func Locks(next core.Observer, opts ...Option) core.Observer {
 	if nilcheck.IsNil(next) {

@@ -22,7 +22,8 @@ type options struct {
 	roots    bool
 }
 
-// WithTracerProvider sets the provider of the tracer. Default, and for nil: the global one, also if it is set later.
+// WithTracerProvider sets the tracer provider. Default, and for nil: the global one, even if it is
+// set later.
 func WithTracerProvider(provider trace.TracerProvider) Option {
 	return func(o *options) {
 		if !nilcheck.IsNil(provider) {
@@ -35,7 +36,7 @@ func WithTracerProvider(provider trace.TracerProvider) Option {
 // keys are often personal data.
 func WithKeys() Option { return func(o *options) { o.keys = true } }
 
-// WithRootSpans has calls for a key traced whose ctx has no span. Default: they have none.
+// WithRootSpans also traces calls for a key whose ctx has no span. Default: they have no span.
 func WithRootSpans() Option { return func(o *options) { o.roots = true } }
 
 func configure(opts []Option) options {

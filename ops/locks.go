@@ -26,8 +26,9 @@ type renewalCounters struct {
 	took           histogram
 }
 
-// Locks returns an observer for Lockers, [core.WithObserver], that counts in r what it is told and then tells next. A nil
-// next is [core.DefaultObserver]: lost leases and warnings are logged as without an observer.
+// Locks returns an observer for Lockers, [core.WithObserver], that counts events in r and then
+// passes them to next. A nil next is [core.DefaultObserver]: lost leases and warnings are logged as
+// without an observer.
 func (r *Recorder) Locks(next core.Observer) core.Observer {
 	if nilcheck.IsNil(next) {
 		next = core.DefaultObserver(nil)

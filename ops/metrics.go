@@ -24,7 +24,7 @@ type Sample struct {
 	Histogram *Histogram
 }
 
-// Metrics returns the metrics that [Snapshot.Samples] has values of.
+// Metrics returns the metrics of which [Snapshot.Samples] has values.
 func Metrics() []Metric {
 	all := slices.Clone(metrics)
 	for i := range all {
@@ -82,7 +82,8 @@ var (
 // hashDigits tell files apart as well as all of a hash.
 const hashDigits = 12
 
-// Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is of this process. They are the reader's own.
+// Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is
+// of this process. It is a copy: the caller may change it.
 func (s Snapshot) Samples() []Sample {
 	version, golang, _ := built()
 	all := samples{}

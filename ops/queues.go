@@ -37,8 +37,9 @@ func (c *queueCounters) used() bool {
 	return anyCounted(c.enqueued[:]) || anyCounted(c.settled[:]) || c.redelivered.Load()+c.expired.Load() != 0
 }
 
-// Queues returns an observer for queues and their workers, [delayqueue.WithQueueObserver], that counts in r what it is
-// told and then tells next. A nil next is [delayqueue.DefaultObserver]: warnings are logged as without an observer.
+// Queues returns an observer for queues and their workers, [delayqueue.WithQueueObserver], that
+// counts events in r and then passes them to next. A nil next is [delayqueue.DefaultObserver]:
+// warnings are logged as without an observer.
 func (r *Recorder) Queues(next delayqueue.Observer) delayqueue.Observer {
 	if nilcheck.IsNil(next) {
 		next = delayqueue.DefaultObserver()

@@ -25,8 +25,8 @@ var (
 
 type requestCounters [len(requestKinds)]atomic.Int64
 
-// Requests returns an observer for the middleware of routes, [httplock.WithObserver], that counts in r what it is told
-// and then tells next, which may be nil.
+// Requests returns an observer for the middleware of routes, [httplock.WithObserver], that counts
+// events in r and then passes them to next, which may be nil.
 func (r *Recorder) Requests(next httplock.Observer) httplock.Observer {
 	if nilcheck.IsNil(next) {
 		next = httplock.NopObserver{}
@@ -47,8 +47,8 @@ func (o *requestObserver) OnOutcome(ctx context.Context, e httplock.Outcome) {
 	o.next.OnOutcome(ctx, e)
 }
 
-// Idempotency returns an observer for what remembers requests by their Idempotency-Key, [idempotency.WithObserver], that
-// counts in r what it is told and then tells next, which may be nil.
+// Idempotency returns an observer for an idempotency.Store, [idempotency.WithObserver], that counts
+// events in r and then passes them to next, which may be nil.
 func (r *Recorder) Idempotency(next idempotency.Observer) idempotency.Observer {
 	if nilcheck.IsNil(next) {
 		next = idempotency.NopObserver{}
