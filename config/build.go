@@ -144,7 +144,7 @@ func register[T any](option string, names map[string]T, name string, value T) er
 		return invalid("%s: the name is empty", option)
 	}
 	if _, twice := names[name]; twice {
-		return invalid("%s(%q): it is there twice", option, name)
+		return invalid("%s(%q): given twice", option, name)
 	}
 	names[name] = value
 	return nil
@@ -407,7 +407,7 @@ func (c *compiler) principal(path string, g *guardSection, r *route) (opts []htt
 	case given.reauthorize != nil:
 		opts = append(opts, httplock.WithReauthorize(given.reauthorize))
 	case r.parks:
-		c.At(at, "nothing says whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
+		c.At(at, "no function decides whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
 		return []httplock.Option{httplock.WithAnonymous()}
 	}
 	opts = append(opts, httplock.WithPrincipal(given.principal))
@@ -425,5 +425,5 @@ func registered[T any](r *report, opts []T, path, option, name string, names map
 }
 
 func (r *report) unregistered(path, option, name string, known []string) {
-	r.At(path, "Build was given nothing under the name %q; expected config.%s(%q, …)%s", strictyaml.Clip(name), option, strictyaml.Clip(name), strictyaml.Meant(strictyaml.Nearest(name, known)))
+	r.At(path, "no option of Build has the name %q; expected config.%s(%q, …)%s", strictyaml.Clip(name), option, strictyaml.Clip(name), strictyaml.Meant(strictyaml.Nearest(name, known)))
 }

@@ -122,7 +122,7 @@ func (rt *Runtime) checkFixed(r *report) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
 		if was.Queues[name] == nil {
-			r.At(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
+			r.At(member("queues", name), "the queue is new, and may have no worker; restart with a worker for it")
 		}
 	}
 }

@@ -82,7 +82,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, err
 	}
 	if s := f.spec.Redis.TLS; o.client == nil && s != nil && s.InsecureSkipVerify {
-		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the way to Redis can read and change everything", "file", f.name)
+		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the network path to Redis can read and change everything", "file", f.name)
 	}
 	return rt, nil
 }

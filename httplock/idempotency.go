@@ -125,8 +125,8 @@ var (
 	errTooLargeToCompare = errors.New("httplock: the body is too large for an Idempotency-Key")
 	// errWhose: nobody can say whose the key is.
 	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal says that it is nobody's")
-	// errDeafAdapter: the adapter cannot show what the handler answers.
-	errDeafAdapter = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tee")
+	// errNoTee: the adapter cannot show what the handler answers.
+	errNoTee = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tee")
 	// errAnswered: the request was done before, or is parked: there is an answer.
 	errAnswered = errors.New("httplock: the request was made before")
 )

@@ -68,7 +68,7 @@ func (m *Middleware) newIdempotentRequest(p *requestState) (*idempotentRequest, 
 	case !there:
 		return nil, nil
 	case x.Tee == nil:
-		return nil, errDeafAdapter
+		return nil, errNoTee
 	}
 	principal, err := m.idempotencyPrincipal(p)
 	if err != nil {

@@ -186,7 +186,7 @@ func (t *tickets) stored(r *http.Request, id string) (*result, error) {
 	case errors.Is(err, errUnknownForm): // another replica can read it
 		return nil, fmt.Errorf("%w: %w", core.ErrUnavailable, err)
 	case err != nil: // a job's, which no request was parked for, or junk
-		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
+		slog.WarnContext(r.Context(), "httplock: the result of a ticket is not a response", "error", err)
 		return nil, delayqueue.ErrNotFound
 	}
 	return result, nil

@@ -270,9 +270,9 @@ func (b *Beacon) tell() {
 	if failed := err != nil; failed != b.failed {
 		b.failed = failed
 		if failed {
-			b.log.Warn("ops: Redis does not take what this process tells of itself", slog.Any("error", err))
+			b.log.Warn("ops: the beacon cannot report to Redis", slog.Any("error", err))
 		} else {
-			b.log.Info("ops: Redis takes again what this process tells of itself")
+			b.log.Info("ops: the beacon reports to Redis again")
 		}
 	}
 }
@@ -328,7 +328,7 @@ func (b *Beacon) publish() {
 	}
 	if failed := err != nil; failed != b.mute {
 		if b.mute = failed; failed {
-			b.log.Warn("ops: events that are watched cannot be published", slog.Any("error", err))
+			b.log.Warn("ops: watched events cannot be published", slog.Any("error", err))
 		}
 	}
 }
