@@ -3,176 +3,118 @@ package main
 import (
 	"fmt"
 	"sync/atomic"
-	"text/tabwriter"
 	"time"
 )
 
 // drain is one worker that finds a queue full of messages that are due, and
 // whose 16 handlers do nothing.
-func drain(b *bench) error {
-	n := b.scale(50_000, 5000)
+func drain(b *bench) {
+	n := scale(b, 50_000, 5000)
 	title := fmt.Sprintf("queue, %d due messages", n)
-	results, err := b.drain(title, n, drained{name: "raw"}, drained{name: "asynq"}, drained{name: "asynq-100ms"}, drained{name: "perkey"})
-	if err != nil {
-		return err
-	}
-	b.out.bar(rateBar(title+", messages/s × asynq", find(results, "perkey"), find(results, "asynq"), 4))
-	return nil
+	b.asynqBar(title+", messages/s × asynq", b.drain(title, n, false, "raw", "asynq", "asynq-100ms", "perkey"), 4)
 }
 
-// drainKeys is the same with messages that each run under the lock of their key,
+// drainKeys is the same with messages of perkey that each run under the lock of their key,
 // and in its order, beside a queue that has neither.
-func drainKeys(b *bench) error {
-	n := b.scale(50_000, 5000)
-	title := fmt.Sprintf("queue, %d due messages, perkey's of %d keys, locked and in order", n, lines)
-	results, err := b.drain(title, n, drained{name: "asynq"}, drained{name: "perkey", keyed: true})
-	if err != nil {
-		return err
+func drainKeys(b *bench) {
+	n := scale(b, 50_000, 5000)
+	title := fmt.Sprintf("queue, %d due messages, perkey's of %d keys, locked and in order", n, keyCount)
+	b.asynqBar(title+", messages/s × asynq", b.drain(title, n, true, "asynq", "perkey"), 2)
+}
+
+// drain fills queues and has them emptied.
+func (b *bench) drain(title string, n int, keyed bool, names ...string) results {
+	var all results
+	var open []queue
+	for _, name := range names {
+		all = append(all, &result{name: name})
+		open = append(open, b.openQueue(name, "bench-"+name, claimLease))
 	}
-	b.out.bar(rateBar(title+", messages/s × asynq", find(results, "perkey"), find(results, "asynq"), 2))
-	return nil
-}
-
-// rateBar is on our rate, in times of a peer's.
-func rateBar(what string, perkey, peer result, want float64) bar {
-	return bar{
-		what: what, got: perkey.ratio(peer, perSecond), want: want, atLeast: true,
-		figure: fmt.Sprintf("%.0f/s, %s %.0f/s", perkey.median(perSecond), peer.name, peer.median(perSecond)),
-	}
-}
-
-// drained is a queue that is filled and emptied in turns with others.
-type drained struct {
-	name   string
-	keyed  bool
-	queue  *openQueue
-	rounds []figures
-	calls  calls
-	cpu    []float64 // of the client, in µs per message
-	redis  []float64 // of Redis
-	total  int
-	remark string
-}
-
-func (b *bench) drain(title string, n int, all ...drained) ([]result, error) {
-	for i := range all {
-		d := &all[i]
-		q, err := b.openQueue(d.name)
-		if err != nil {
-			return nil, err
+	b.inTurns(len(all), func(_, i int) {
+		if all[i].remark == "" {
+			b.drainOnce(all[i], open[i], n, keyed && names[i] == "perkey")
 		}
-		defer q.leave() //nolint:revive // they stay open until the end
-		d.queue, d.calls = q, calls{}
-	}
-	err := inTurns(len(all), func(_, i int) error {
-		if err := all[i].run(b, n); err != nil {
-			return fmt.Errorf("%s: %w", all[i].name, err)
-		}
-		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	_, _ = fmt.Fprintf(b.out.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(b.out.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tmessages/s\t×asynq\tclient CPU\tRedis CPU\tscripts each\tcommands each\t\n")
-	results := make([]result, len(all))
-	for i, d := range all {
-		results[i] = result{name: d.name, rounds: d.rounds, calls: d.calls.per(max(1, d.total))}
-	}
-	for i, d := range all {
-		r := results[i]
-		_, _ = fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.1fµs\t%.1fµs\t%.2f\t%.2f\t  %s\n", d.name, r.median(perSecond),
-			r.ratio(find(results, "asynq"), perSecond), medianOf(d.cpu), medianOf(d.redis), r.calls.scripts(), r.calls.all(), d.remark)
-	}
-	return results, t.Flush()
+	all.print(title, col("messages/s", perSecond, decimals(0)), times("", perSecond, all.find("asynq")),
+		col("client CPU", clientCPU, micros), col("Redis CPU", redisCPU, micros),
+		col("scripts each", scripts, decimals(2)), col("commands each", commands, decimals(2)))
+	return all
 }
+
+func micros(ns float64) string { return decimals(1)(ns/1e3) + "µs" }
 
 // drainLimit is for queues that hang.
 const drainLimit = 90 * time.Second
 
-func (d *drained) run(b *bench, n int) error {
-	if d.remark != "" {
+func (b *bench) drainOnce(r *result, q queue, n int, keyed bool) {
+	defer func() { _ = b.server.clear(b.ctx, q.Keys()) }()
+	// The messages of a key are enqueued in their order.
+	check(together(queueWorkers, func(w int) error {
+		for i := range n {
+			if keyOf(i)%queueWorkers != w {
+				continue
+			}
+			m := queued{number: i}
+			if keyed {
+				m.key = fmt.Sprintf("key:%d", keyOf(i))
+			}
+			if err := q.Enqueue(b.ctx, m); err != nil {
+				return err
+			}
+		}
 		return nil
+	}))
+	t := newTracker(n)
+	s := sample{ops: n}
+	var stop func() error
+	s.watch(b, func() {
+		start := time.Now()
+		stop = must(q.Work(t.handle))
+		select {
+		case <-t.done:
+		case <-time.After(drainLimit):
+			r.remark = fmt.Sprintf("hangs: %d are left after %v", t.left.Load(), drainLimit)
+		case <-b.ctx.Done():
+		}
+		s.elapsed = time.Since(start)
+	})
+	check(stop())
+	check(b.ctx.Err())
+	if keyed && t.broken.Load() > 0 {
+		check(fmt.Errorf("%d messages out of order, or beside another of their key", t.broken.Load()))
 	}
-	defer func() { _ = d.queue.clear() }()
-	if err := fill(b.ctx, d.queue, n, d.keyed); err != nil {
-		return err
+	if r.remark == "" {
+		r.rounds = append(r.rounds, s.figures())
 	}
-	before, err := b.server.calls(b.ctx)
-	if err != nil {
-		return err
-	}
-	redisBefore, err := b.server.cpu(b.ctx)
-	if err != nil {
-		return err
-	}
-	w := newWatch(n)
-	cpu, start := cpuTime(), time.Now()
-	stop, err := d.queue.Work(w.handle)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-w.done:
-	case <-time.After(drainLimit):
-		d.remark = fmt.Sprintf("hangs: %d are left after %v", w.left.Load(), drainLimit)
-	case <-b.ctx.Done():
-	}
-	elapsed := time.Since(start)
-	cpu = cpuTime() - cpu
-	after, err := b.server.calls(b.ctx)
-	if err != nil {
-		return err
-	}
-	redisAfter, err := b.server.cpu(b.ctx)
-	if err != nil {
-		return err
-	}
-	if err := stop(); err != nil {
-		return err
-	}
-	if d.keyed && w.broken.Load() > 0 {
-		return fmt.Errorf("%d messages out of order, or beside another of their key", w.broken.Load())
-	}
-	if d.remark != "" || b.ctx.Err() != nil {
-		return b.ctx.Err()
-	}
-	d.calls.add(before, after)
-	d.total += n
-	d.rounds = append(d.rounds, figures{perSecond: float64(n) / elapsed.Seconds()})
-	d.cpu = append(d.cpu, float64(cpu.Microseconds())/float64(n))
-	d.redis = append(d.redis, float64((redisAfter-redisBefore).Microseconds())/float64(n))
-	return nil
 }
 
-// watch sees every message once, and whether those of a line overlap or come
+func keyOf(number int) int { return number % keyCount }
+
+// tracker sees every message once, and whether those of a key overlap or come
 // out of order.
-type watch struct {
+type tracker struct {
 	left   atomic.Int64
 	done   chan struct{} // closed: none is left
 	seen   []atomic.Bool
-	lines  [lines]lane
+	keys   [keyCount]struct{ inside, last atomic.Int64 }
 	broken atomic.Int64
 }
 
-type lane struct{ inside, last atomic.Int64 }
-
-func newWatch(n int) *watch {
-	w := &watch{done: make(chan struct{}), seen: make([]atomic.Bool, n)}
-	w.left.Store(int64(n))
-	return w
+func newTracker(n int) *tracker {
+	t := &tracker{done: make(chan struct{}), seen: make([]atomic.Bool, n)}
+	t.left.Store(int64(n))
+	return t
 }
 
-func (w *watch) handle(number int) {
-	l := &w.lines[lineOf(number)]
-	alone := l.inside.Add(1) == 1
-	inTurn := l.last.Swap(int64(number)) <= int64(number) // again is allowed, back is not
-	l.inside.Add(-1)
-	if !alone || !inTurn {
-		w.broken.Add(1)
+func (t *tracker) handle(number int) {
+	key := &t.keys[keyOf(number)]
+	alone := key.inside.Add(1) == 1
+	inOrder := key.last.Swap(int64(number)) <= int64(number) // again is allowed, back is not
+	key.inside.Add(-1)
+	if !alone || !inOrder {
+		t.broken.Add(1)
 	}
-	if !w.seen[number].Swap(true) && w.left.Add(-1) == 0 {
-		close(w.done)
+	if !t.seen[number].Swap(true) && t.left.Add(-1) == 0 {
+		close(t.done)
 	}
 }

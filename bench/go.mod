@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/perkey-go/perkey => ../
 
 require (
+	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/bsm/redislock v0.9.4
 	github.com/gin-gonic/gin v1.12.0
 	github.com/go-redsync/redsync/v4 v4.18.1
@@ -13,6 +14,7 @@ require (
 	github.com/perkey-go/perkey v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
+	golang.org/x/sync v0.24.0
 	golang.org/x/sys v0.48.0
 )
 

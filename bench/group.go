@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"fmt"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -14,89 +11,49 @@ import (
 // other callers are collected, and they are the next pipeline. It is what
 // concurrent callers gain when they share round trips.
 type group struct {
-	rdb   *redis.Client
-	lease time.Duration
-	sha   string
-
+	*raw
 	mu       sync.Mutex
 	inFlight bool
-	next     []*passenger
+	next     []*groupCall
 }
 
-// passenger is a command that waits for a pipeline.
-type passenger struct {
+// groupCall is a command that waits for a pipeline.
+type groupCall struct {
 	cmd redis.Cmder
-	// Gets true when the command is to send the next pipeline, itself in it, and
+	// Gets true when its caller is to send the next pipeline, this call in it, and
 	// false when it was sent.
-	turn chan bool
+	send chan bool
 }
 
-func newGroup(t target) (contestant, error) {
-	g := &group{rdb: t.client(), lease: t.lease}
-	var err error
-	if g.sha, err = g.rdb.ScriptLoad(context.Background(), releaseSource).Result(); err != nil {
-		_ = g.rdb.Close()
-		return nil, err
-	}
-	return g, nil
-}
-
-func (g *group) Close() error { return g.rdb.Close() }
-
-func (g *group) Acquire(ctx context.Context, key string) (held, error) {
-	h := &groupLock{group: g, key: "group:" + key, token: rand.Text()}
-	for {
-		set := redis.NewBoolCmd(ctx, "set", h.key, h.token, "px", g.lease.Milliseconds(), "nx")
-		g.do(set)
-		if err := set.Err(); err != nil {
-			return nil, err
-		}
-		if set.Val() {
-			return h, nil
-		}
-		if err := pause(ctx, pollEvery); err != nil {
-			return nil, err
-		}
-	}
-}
-
-type groupLock struct {
-	*group
-	key, token string
-}
-
-func (h *groupLock) Release(ctx context.Context) error {
-	del := redis.NewCmd(ctx, "evalsha", h.sha, 1, h.key, h.token)
-	h.do(del)
-	n, err := del.Int()
-	if err == nil && n == 0 {
-		err = fmt.Errorf("group: %q was lost", h.key)
-	}
-	return err
+func newGroup(t target) (lock, error) {
+	r, err := openRaw(t, "group:")
+	g := &group{raw: r}
+	r.do = g.do
+	return g, err
 }
 
 // do sends cmd with those of other callers, and returns when it has its reply.
 func (g *group) do(cmd redis.Cmder) {
 	g.mu.Lock()
-	p := &passenger{cmd: cmd}
-	if g.inFlight {
-		p.turn = make(chan bool, 1)
-	}
-	g.next = append(g.next, p)
+	call := &groupCall{cmd: cmd}
 	wait := g.inFlight
+	if wait {
+		call.send = make(chan bool, 1)
+	}
+	g.next = append(g.next, call)
 	g.inFlight = true
 	g.mu.Unlock()
-	if wait && !<-p.turn {
+	if wait && !<-call.send {
 		return
 	}
 
 	g.mu.Lock()
-	load := g.next
+	batch := g.next
 	g.next = nil
 	g.mu.Unlock()
 	// The caller's ctx is one of many here: it ends nothing.
-	pipe := g.rdb.Pipeline()
-	for _, other := range load {
+	pipe := g.Pipeline()
+	for _, other := range batch {
 		_ = pipe.Process(context.Background(), other.cmd)
 	}
 	_, _ = pipe.Exec(context.Background()) // each command has its own error
@@ -104,12 +61,12 @@ func (g *group) do(cmd redis.Cmder) {
 	g.mu.Lock()
 	g.inFlight = len(g.next) > 0
 	if g.inFlight {
-		g.next[0].turn <- true
+		g.next[0].send <- true
 	}
 	g.mu.Unlock()
-	for _, other := range load {
-		if other != p {
-			other.turn <- false
+	for _, other := range batch {
+		if other != call {
+			other.send <- false
 		}
 	}
 }

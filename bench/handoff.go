@@ -5,157 +5,97 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 )
 
 // handOff is the time from the start of a release to the return of the one call
 // that waits for the key, in another process.
-func handOff(b *bench) error {
-	field := enter("token", "message", "message+fence", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
-	teams, err := b.startTeams(field, role{Workers: 1}, 2)
-	defer teams.dismiss()
-	if err != nil {
-		return err
-	}
-	results := make([]result, len(teams))
-	counted := make([]calls, len(teams))
-	handoffs := make([]int, len(teams))
-	for i, c := range teams {
-		results[i].name = c.name
-		counted[i] = calls{}
-	}
-	err = inTurns(len(teams), func(round, i int) error {
-		c := teams[i]
-		if !c.works() {
-			return nil
+func handOff(b *bench) {
+	all, workers := b.start(2, settings{Addr: b.server.addr, Workers: 1, Lease: leaseTime},
+		"token", "message", "message+fence", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
+	b.inTurns(len(all), func(round, i int) {
+		ps := workers[i]
+		if ps.err != nil {
+			return
 		}
-		j := job{Key: fmt.Sprintf("handoff:%d", round), Count: 100, For: b.pick(2*time.Second, 300*time.Millisecond)}
-		before, err := b.server.calls(b.ctx)
-		if err != nil {
-			return err
+		j := Job{Key: fmt.Sprintf("handoff:%d", round), Count: 100, For: scale(b, 2*time.Second, 300*time.Millisecond)}
+		var s sample
+		s.watch(b, func() {
+			b.shared.reset()
+			giver, taker := ps.all[:1], ps.all[1:]
+			if ask[int](b, ps, giver, "Prepare", j); ps.err == nil {
+				gives := begin[int](ps, giver, "Give", j)
+				s.took = ask[[]time.Duration](b, ps, taker, "Take", j)[0]
+				gives.wait(b)
+			}
+		})
+		if n := b.shared.overlaps.Load(); n > 0 {
+			check(fmt.Errorf("%s let %d in while another was inside", ps.name, n))
 		}
-		took, _ := b.handOffs(c, j)
-		if !c.works() {
-			return nil
+		if s.ops = len(s.took); ps.err == nil && s.ops > 0 {
+			ps.rounds = append(ps.rounds, s.figures())
 		}
-		after, err := b.server.calls(b.ctx)
-		if err != nil {
-			return err
-		}
-		if n := b.board.overlaps.Load(); n > 0 {
-			return fmt.Errorf("%s let %d in while another was inside", c.name, n)
-		}
-		counted[i].add(before, after)
-		handoffs[i] += len(took)
-		if len(took) == 0 {
-			return nil
-		}
-		slices.Sort(took)
-		results[i].rounds = append(results[i].rounds, figures{p50: took[len(took)/2], p99: took[len(took)*99/100]})
-		return nil
 	})
-	if err != nil {
-		return err
-	}
-	for i, c := range teams {
-		results[i].calls = counted[i].per(max(1, handoffs[i]))
-		if c.down != nil {
-			results[i].remark = c.down.Error()
-		}
-	}
-	perkey, token, peer := find(results, "perkey"), find(results, "token"), result{}
-	b.out.handOffs("hand-off to one waiter in another process", token, results)
-	b.out.bar(bar{
-		what: "hand-off to another process, p50 × token", got: perkey.ratio(token, p50), want: 1.5,
-		figure: fmt.Sprintf("%s, token %s", brief(perkey.median(p50)), brief(token.median(p50))),
-	})
-	for _, r := range results {
-		if isPeer(r.name) && len(r.rounds) > 0 && (len(peer.rounds) == 0 || r.median(p50) < peer.median(p50)) {
-			peer = r
-		}
-	}
-	b.out.bar(bar{
-		what: "hand-off to another process, p50 × " + peer.name, got: perkey.ratio(peer, p50), want: 1,
-		figure: fmt.Sprintf("%s, %s %s", brief(perkey.median(p50)), peer.name, brief(peer.median(p50))),
-	})
-	return nil
-}
-
-// handOffs lets the first of the team's two processes give and the other take.
-func (b *bench) handOffs(c *team, j job) ([]time.Duration, error) {
-	b.board.reset()
-	giver, taker := c.members[:1], c.members[1:2]
-	j.Do = "start"
-	if _, err := c.some(b.ctx, giver, j); err != nil {
-		return nil, err
-	}
-	j.Do = "give"
-	if err := c.tell(giver, j); err != nil {
-		return nil, err
-	}
-	j.Do = "take"
-	answers, err := c.some(b.ctx, taker, j)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := c.collect(b.ctx, giver, 2*grace); err != nil {
-		return nil, err
-	}
-	return answers[0].Handoffs, nil
+	perkey, token := all.find("perkey"), all.find("token")
+	all.print("hand-off to one waiter in another process", col("p50", p50, brief), col("p99", p99, brief),
+		times("p50 ", p50, token), col("scripts each", scripts, decimals(2)), col("commands each", commands, decimals(2)))
+	peer := all.bestPeer(p50, func(a, b float64) bool { return a < b })
+	b.atMost("hand-off to another process, p50 × token", perkey.ratio(token, p50), 1.5, durations(perkey, token, p50))
+	b.atMost("hand-off to another process, p50 × "+peer.name, perkey.ratio(peer, p50), 1, durations(perkey, peer, p50))
 }
 
 // ended is a hand-off that does not come.
 const ended = -1
 
-// give acquires the key, and releases it when the taker has waited for a while
+// Give acquires the key, and releases it when the taker has waited for a while
 // that no rhythm of polling can be in step with.
-func (c *child) give(j job) error {
+func (w *Worker) Give(j Job, _ *int) error {
 	ctx := context.Background()
-	defer c.board.held.Store(ended)
+	defer w.shared.held.Store(ended)
 	end := time.Now().Add(j.For)
 	for i := int64(1); i <= int64(j.Count) && time.Now().Before(end); i++ {
-		h, err := c.contestant.Acquire(ctx, j.Key)
+		h, err := w.lock.Acquire(ctx, j.Key)
 		if err != nil {
 			return err
 		}
-		c.board.enter()
-		c.board.held.Store(i)
-		if err := until(func() bool { return c.board.waiting.Load() >= i }); err != nil {
+		w.shared.enter()
+		w.shared.held.Store(i)
+		if err := until(func() bool { return w.shared.waiting.Load() >= i }); err != nil {
 			return err
 		}
 		time.Sleep(2*time.Millisecond + rand.N(10*time.Millisecond))
-		c.board.leave()
-		c.board.released.Store(int64(monotonic()))
+		w.shared.leave()
+		w.shared.released.Store(int64(monotonic()))
 		if err := h.Release(ctx); err != nil {
 			return err
 		}
-		if err := until(func() bool { return c.board.taken.Load() >= i }); err != nil {
+		if err := until(func() bool { return w.shared.taken.Load() >= i }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *child) take(j job) (took []time.Duration, err error) {
+// Take waits for each key that Give holds.
+func (w *Worker) Take(j Job, took *[]time.Duration) error {
 	ctx := context.Background()
 	for i := int64(1); ; i++ {
-		err := until(func() bool { held := c.board.held.Load(); return held >= i || held == ended })
-		if err != nil || c.board.held.Load() == ended {
-			return took, err
+		err := until(func() bool { held := w.shared.held.Load(); return held >= i || held == ended })
+		if err != nil || w.shared.held.Load() == ended {
+			return err
 		}
-		c.board.waiting.Store(i)
-		h, err := c.contestant.Acquire(ctx, j.Key)
+		w.shared.waiting.Store(i)
+		h, err := w.lock.Acquire(ctx, j.Key)
 		if err != nil {
-			return took, err
+			return err
 		}
-		took = append(took, monotonic()-time.Duration(c.board.released.Load()))
-		c.board.enter()
-		c.board.leave()
+		*took = append(*took, monotonic()-time.Duration(w.shared.released.Load()))
+		w.shared.enter()
+		w.shared.leave()
 		if err := h.Release(ctx); err != nil {
-			return took, err
+			return err
 		}
-		c.board.taken.Store(i)
+		w.shared.taken.Store(i)
 	}
 }
 

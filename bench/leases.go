@@ -2,237 +2,174 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
-	"text/tabwriter"
+	"maps"
 	"time"
+)
+
+const (
+	heap        figure = "heap"            // bytes per lease
+	goroutines  figure = "goroutines"      // with all leases
+	atATenth    figure = "at a tenth"      // with a tenth of them
+	cpuPerMin   figure = "client CPU"      // seconds per minute
+	ofRedisCore figure = "of a Redis core" // percent
 )
 
 // leases is what it costs to keep many keys, which are renewed all the while:
 // the client's CPU, its memory, its goroutines, and Redis.
-func leases(b *bench) error {
-	if err := b.tenThousand(); err != nil {
-		return err
-	}
+func leases(b *bench) {
+	check(b.run("10,000 leases", tenThousand))
 	if b.quick {
-		_, _ = fmt.Fprintf(b.out.w, "\n100,000 renewed leases: only in a full run\n")
-		return nil
+		fmt.Printf("\n100,000 renewed leases: only in a full run\n")
+		return
 	}
-	return b.hundredThousand()
+	var all results
+	for _, name := range []string{"raw+renewal", "perkey"} {
+		// What Redis does is measured, so each goes alone.
+		check(b.run(name, func(b *bench) { all = append(all, hundredThousand(b, name)) }))
+	}
+	all.print("100,000 renewed leases of 30 s", col("of a Redis core", ofRedisCore, func(v float64) string { return decimals(1)(v) + " %" }),
+		col("client CPU s/min", cpuPerMin, decimals(2)), col("heap/lease", heap, bytes), col("goroutines", goroutines, decimals(0)))
+	perkey := all.find("perkey")
+	b.atMost("100,000 leases, % of a Redis core", perkey.median(ofRedisCore), 7)
+	b.atMost("100,000 leases, bytes of heap each", perkey.median(heap), 400)
 }
 
-// keeper is a team of one process that holds leases.
+func bytes(v float64) string { return decimals(0)(v) + " B" }
+
+// keeper is a process that holds leases, and what it costs.
 type keeper struct {
-	*team
-	few, all   answer        // after a tenth of the leases, and after all
-	heap       float64       // bytes per lease
-	cpu        []float64     // of the client, in seconds per minute
-	lastCPU    time.Duration // at the last look
-	lastLooked time.Time
+	*processes
+	static map[figure]float64 // what does not change while it holds them
+	cpu    time.Duration      // when it was last looked at
+	looked time.Time
 }
 
-// hold acquires n leases.
-func (k *keeper) hold(b *bench, n int) error {
-	// So that there is room: see usage.
-	if _, err := k.team.all(b.ctx, job{Do: "usage", Count: n}); err != nil {
-		return err
-	}
+func (k *keeper) ask(b *bench, method string, count int) Usage {
+	return ask[Usage](b, k.processes, k.all, method, Job{Count: count, For: 40 * time.Second})[0]
+}
+
+// keep has a process acquire n leases.
+func (b *bench) keep(name string, n int, lease time.Duration) *keeper {
+	_, ps := b.start(1, settings{Addr: b.server.addr, Workers: 1, Lease: lease}, name)
+	k := &keeper{processes: ps[0]}
+	k.ask(b, "Usage", n) // so that there is room
 	// And connections, whose buffers would count as the leases'.
-	for _, do := range []string{"hold", "drop"} {
-		if _, err := k.team.all(b.ctx, job{Do: do, Count: n / 10, For: 40 * time.Second}); err != nil {
-			return err
-		}
-	}
-	for _, step := range []struct {
-		count int
-		after *answer
-	}{{n / 10, &k.few}, {n, &k.all}} {
-		if _, err := k.team.all(b.ctx, job{Do: "hold", Count: step.count, For: 40 * time.Second}); err != nil {
-			return err
-		}
+	k.ask(b, "Keep", n/10)
+	k.ask(b, "Drop", 0)
+	use := func(count int) Usage {
+		k.ask(b, "Keep", count)
 		time.Sleep(100 * time.Millisecond) // what ends after an acquire has ended
-		answers, err := k.team.all(b.ctx, job{Do: "usage", Count: n})
-		if err != nil {
-			return err
-		}
-		*step.after = answers[0]
+		return k.ask(b, "Usage", n)
 	}
-	k.heap = (float64(k.all.Heap) - float64(k.few.Heap)) / float64(n-n/10)
-	return nil
+	few, all := use(n/10), use(n)
+	k.static = map[figure]float64{
+		heap:       (float64(all.Heap) - float64(few.Heap)) / float64(n-n/10),
+		goroutines: float64(all.Goroutines), atATenth: float64(few.Goroutines),
+	}
+	return k
 }
 
-// look takes the CPU time since the last look, if there was one.
-func (k *keeper) look(b *bench) error {
-	answers, err := k.team.all(b.ctx, job{Do: "usage"})
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	if !k.lastLooked.IsZero() {
-		k.cpu = append(k.cpu, (answers[0].CPU-k.lastCPU).Seconds()/now.Sub(k.lastLooked).Minutes())
-	}
-	k.lastCPU, k.lastLooked = answers[0].CPU, now
-	return nil
+// look is the CPU time per minute since the last look.
+func (k *keeper) look(b *bench) float64 {
+	cpu, now := k.ask(b, "Usage", 0).CPU, time.Now()
+	perMinute := (cpu - k.cpu).Seconds() / now.Sub(k.looked).Minutes()
+	k.cpu, k.looked = cpu, now
+	return perMinute
 }
 
-// tenThousand lets all contestants keep their leases side by side. A quick run
+// tenThousand lets all keep their leases side by side. A quick run
 // has a tenth of the leases, a tenth as long, which is as many renewals a second.
-func (b *bench) tenThousand() error {
-	n := b.scale(10_000, 1000)
-	lease := b.pick(30*time.Second, 3*time.Second)
-	title := "10,000 renewed leases of 30 s"
-	if b.quick {
-		title += ", here 1,000 of 3 s"
-	}
-	var all teams
-	defer func() { all.dismiss() }()
-	all, err := b.startTeams(enter("raw+renewal", "rueidislock-1key", "perkey"), role{Workers: 1, Lease: lease}, 1)
-	if err != nil {
-		return err
-	}
-	keepers := make([]*keeper, len(all))
-	for i, c := range all {
-		keepers[i] = &keeper{team: c}
-		_ = keepers[i].hold(b, n) // its row tells
+func tenThousand(b *bench) {
+	title := "10,000 renewed leases of 30 s" + scale(b, "", ", here 1,000 of 3 s")
+	lease := scale(b, 30*time.Second, 3*time.Second)
+	var all results
+	var keepers []*keeper
+	for _, name := range []string{"raw+renewal", "rueidislock-1key", "perkey"} {
+		k := b.keep(name, scale(b, 10_000, 1000), lease)
+		all, keepers = append(all, k.result), append(keepers, k)
 	}
 	time.Sleep(lease) // the first renewals are over, and spread as they will be
 	for round := range rounds + 1 {
 		if round > 0 {
-			// A window holds whole periods of every contestant.
-			if err := pause(b.ctx, lease); err != nil {
-				return err
-			}
+			check(pause(b.ctx, lease)) // whole periods of every one of them
 		}
 		for _, k := range keepers {
-			_ = k.look(b)
+			f := maps.Clone(k.static)
+			f[cpuPerMin] = k.look(b)
+			if k.err != nil {
+				k.rounds = nil
+			} else if round > 0 {
+				k.rounds = append(k.rounds, f)
+			}
 		}
 	}
-	raw := keepers[0]
-	_, _ = fmt.Fprintf(b.out.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(b.out.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tclient CPU s/min\t×raw+renewal\theap/lease\tgoroutines\tat a tenth\t\n")
-	for _, k := range keepers {
-		if k.down != nil {
-			_, _ = fmt.Fprintf(t, "%s\t–\t–\t–\t–\t–\t  %v\n", k.name, k.down)
-			continue
-		}
-		cpu := medianOf(k.cpu)
-		_, _ = fmt.Fprintf(t, "%s\t%.3f\t%.2f\t%.0f B\t%d\t%d\t\n", k.name, cpu, cpu/medianOf(raw.cpu), k.heap, k.all.Goroutines, k.few.Goroutines)
-		if k.name == "perkey" {
-			b.out.bar(bar{
-				what: "10,000 leases, client CPU × raw+renewal", got: cpu / medianOf(raw.cpu), want: 2,
-				figure: fmt.Sprintf("%.3f s/min, raw+renewal %.3f s/min", cpu, medianOf(raw.cpu)),
-			})
-			b.out.bar(bar{
-				what: "10,000 leases, goroutines more than for a tenth",
-				got:  float64(k.all.Goroutines - k.few.Goroutines), want: holders,
-			})
-			b.out.bar(bar{what: "10,000 leases, bytes of heap each", got: k.heap, want: 400})
-		}
-	}
-	return t.Flush()
+	raw, perkey := all.find("raw+renewal"), all.find("perkey")
+	all.print(title, col("client CPU s/min", cpuPerMin, decimals(3)), times("", cpuPerMin, raw),
+		col("heap/lease", heap, bytes), col("goroutines", goroutines, decimals(0)), col("at a tenth", atATenth, decimals(0)))
+	b.atMost("10,000 leases, client CPU × raw+renewal", perkey.ratio(raw, cpuPerMin), 2,
+		decimals(3)(perkey.median(cpuPerMin))+" s/min", "raw+renewal "+decimals(3)(raw.median(cpuPerMin))+" s/min")
+	b.atMost("10,000 leases, goroutines more than for a tenth", perkey.median(goroutines)-perkey.median(atATenth), holders)
+	b.atMost("10,000 leases, bytes of heap each", perkey.median(heap), 400)
 }
 
-// hundredThousand measures what Redis does, so that each goes alone.
-func (b *bench) hundredThousand() error {
-	const (
-		n     = 100_000
-		lease = 30 * time.Second
-	)
-	_, _ = fmt.Fprintf(b.out.w, "\n100,000 renewed leases of 30 s\n")
-	t := tabwriter.NewWriter(b.out.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tof a Redis core\tclient CPU s/min\theap/lease\tgoroutines\t\n")
-	for _, e := range enter("raw+renewal", "perkey") {
-		k, share, err := b.keepAlone(e, n, lease)
-		if err != nil {
-			return fmt.Errorf("%s: %w", e.name, err)
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%.1f %%\t%.2f\t%.0f B\t%d\t\n", e.name, 100*share, k.cpu[0], k.heap, k.all.Goroutines)
-		if e.kind == ours {
-			b.out.bar(bar{what: "100,000 leases, % of a Redis core", got: 100 * share, want: 7})
-			b.out.bar(bar{what: "100,000 leases, bytes of heap each", got: k.heap, want: 400})
-		}
-	}
-	return t.Flush()
-}
-
-func (b *bench) keepAlone(e entrant, n int, lease time.Duration) (*keeper, float64, error) {
-	c, err := b.startTeam(e, role{Workers: 1, Lease: lease}, 1)
-	defer c.dismiss()
-	if err != nil {
-		return nil, 0, err
-	}
-	k := &keeper{team: c}
-	if err := k.hold(b, n); err != nil {
-		return nil, 0, err
-	}
-	if err := errors.Join(pause(b.ctx, lease/2), k.look(b)); err != nil {
-		return nil, 0, err
-	}
-	before, err := b.server.cpu(b.ctx)
-	if err != nil {
-		return nil, 0, err
-	}
+func hundredThousand(b *bench, name string) *result {
+	const lease = 30 * time.Second
+	k := b.keep(name, 100_000, lease)
+	check(k.err)
+	check(pause(b.ctx, lease/2))
+	k.look(b)
 	start := time.Now()
-	if err := pause(b.ctx, 2*lease); err != nil {
-		return nil, 0, err
-	}
-	after, err := b.server.cpu(b.ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	share := (after - before).Seconds() / time.Since(start).Seconds()
-	if err := k.look(b); err != nil {
-		return nil, 0, err
-	}
-	_, err = c.all(b.ctx, job{Do: "drop", For: 20 * time.Second})
-	return k, share, err
+	var s sample
+	s.watch(b, func() { check(pause(b.ctx, 2*lease)) })
+	k.static[ofRedisCore] = 100 * s.redis.Seconds() / time.Since(start).Seconds()
+	k.static[cpuPerMin] = k.look(b)
+	k.ask(b, "Drop", 0)
+	check(k.err)
+	k.rounds = append(k.rounds, k.static)
+	return k.result
 }
 
-// holders is how many goroutines of a child acquire leases at once.
+// holders is how many goroutines of a process acquire leases at once.
 const holders = 16
 
-// hold acquires so many keys in all and keeps them; without a number it acquires
-// one key, and keeps it for the job's time.
-func (c *child) hold(j job) error {
-	ctx := context.Background()
-	if j.Count == 0 {
-		h, err := c.contestant.Acquire(ctx, j.Key)
-		if err != nil {
-			return err
-		}
-		c.board.held.Store(1)
-		time.Sleep(j.For)
-		return h.Release(ctx)
+// Hold acquires one key, and keeps it for the job's time.
+func (w *Worker) Hold(j Job, _ *int) error {
+	h, err := w.lock.Acquire(context.Background(), j.Key)
+	if err != nil {
+		return err
 	}
-	first := len(c.leases)
-	c.leases = c.leases[:j.Count] // there is room: see usage
-	return c.each(first, func(i int) (err error) {
-		c.leases[i], err = c.contestant.Acquire(ctx, c.keys[i])
+	w.shared.held.Store(1)
+	time.Sleep(j.For)
+	return h.Release(context.Background())
+}
+
+// Keep acquires so many keys in all and keeps them.
+func (w *Worker) Keep(j Job, _ *Usage) error {
+	first := len(w.leases)
+	w.leases = w.leases[:j.Count] // there is room: see Usage
+	return w.each(first, func(i int) (err error) {
+		w.leases[i], err = w.lock.Acquire(context.Background(), w.keys[i])
 		return err
 	})
 }
 
-// drop releases what hold keeps.
-func (c *child) drop() error {
-	err := c.each(0, func(i int) error { return c.leases[i].Release(context.Background()) })
-	clear(c.leases)
-	c.leases = c.leases[:0]
+// Drop releases what Keep keeps.
+func (w *Worker) Drop(Job, *Usage) error {
+	err := w.each(0, func(i int) error { return w.leases[i].Release(context.Background()) })
+	clear(w.leases)
+	w.leases = w.leases[:0]
 	return err
 }
 
 // each does something with every lease from the first on, a few at a time.
-func (c *child) each(first int, do func(i int) error) error {
-	var wg sync.WaitGroup
-	errs := make([]error, holders)
-	for w := range holders {
-		wg.Go(func() {
-			for i := first + w; i < len(c.leases) && errs[w] == nil; i += holders {
-				errs[w] = do(i)
+func (w *Worker) each(first int, do func(i int) error) error {
+	return together(holders, func(h int) error {
+		for i := first + h; i < len(w.leases); i += holders {
+			if err := do(i); err != nil {
+				return err
 			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+		}
+		return nil
+	})
 }

@@ -3,17 +3,13 @@
 //
 //	go run . [-quick] [-only name] [-redis addr]
 //
-// It starts a redis-server of its own unless it is given one. In each scenario
-// the contestants take turns, a few operations at a time, so that whatever else
-// the machine does hits them all alike; a figure is the median of five rounds. What is
-// measured is shown beside the floor of its scenario, as a ratio to it.
+// It starts a redis-server of its own unless it is given one. In each scenario the implementations take turns, a few
+// operations at a time, so that whatever else the machine does hits them all alike; a figure is the median of five
+// rounds.
 //
-// A scenario is a file, and a line in scenarios; so is a contestant, in entrants
-// or queueEntrants.
-// Where a scenario speaks of processes, the program starts itself again as often
-// as needed: see team and child. Bars say what perkey must reach. A missed bar is
-// printed and does not fail the run: a benchmark is not a test. Two holders of a key at
-// once do.
+// A scenario is a file, and a line in scenarios; an implementation is a type, and a line in locks or queues. Where a
+// scenario speaks of processes, the program starts itself again: see process.go. Bars say what perkey must reach. A
+// missed bar is printed and does not fail the run: a benchmark is not a test. Two holders of a key at once do.
 package main
 
 import (
@@ -24,13 +20,18 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
 
 // scenarios in the order in which they run.
-var scenarios = []scenario{
+var scenarios = []struct {
+	name string
+	run  func(*bench)
+}{
 	{"uncontended", uncontended},
 	{"distinct", distinct},
 	{"hotkey", hotKey},
@@ -48,30 +49,20 @@ var scenarios = []scenario{
 	{"queue-wake", wake},
 }
 
-// scenario is one question put to all contestants.
-type scenario struct {
-	name string
-	run  func(*bench) error
-}
-
-// bench is what a scenario works with.
+// bench is what a scenario works with. It is for one goroutine.
 type bench struct {
-	ctx    context.Context
-	server *server
-	quick  bool
-	out    *report
-
-	nursery   nursery
-	boardPath string
-	board     *board
+	ctx        context.Context
+	server     *server
+	sharedFile *os.File
+	shared     *shared
+	quick      bool
+	bars       []bar
+	cleanups   []func()
 }
 
 func main() {
-	if text, ok := os.LookupEnv(childVar); ok {
-		if err := childMain(text); err != nil {
-			fmt.Fprintln(os.Stderr, "bench: a child:", err)
-			os.Exit(1)
-		}
+	if text, ok := os.LookupEnv(processVar); ok {
+		serve(text)
 		return
 	}
 	quick := flag.Bool("quick", false, "a short run, for a first impression")
@@ -79,66 +70,98 @@ func main() {
 	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *quick, *only, *addr)
+	b := &bench{ctx: ctx, quick: *quick}
+	err := b.run("bench", func(*bench) { b.all(*only, *addr) })
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, quick bool, only, addr string) (err error) {
-	b := &bench{ctx: ctx, quick: quick, out: &report{w: os.Stdout}}
-	if err := b.openBoard(); err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(b.boardPath) }()
-	if b.server, err = openServer(ctx, addr, b.nursery.start); err != nil {
-		return err
-	}
-	defer b.server.close()
+func (b *bench) all(only, addr string) {
+	b.sharedFile = must(os.CreateTemp("", "perkey-bench-"))
+	b.cleanup(func() { _ = os.Remove(b.sharedFile.Name()) })
+	b.shared = must(mapShared(b.sharedFile))
+	b.server = b.openServer(addr)
 	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), b.server.version, b.server.addr)
 	start := time.Now()
-	errs := []error{b.roundTrips()}
+	errs := []error{b.run("round trips", roundTrips)}
 	for _, s := range scenarios {
-		if !strings.HasPrefix(s.name, only) || ctx.Err() != nil {
-			continue
-		}
-		if err := s.run(b); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
+		if strings.HasPrefix(s.name, only) && b.ctx.Err() == nil {
+			errs = append(errs, b.run(s.name, s.run))
 		}
 	}
-	b.out.printBars()
+	b.printBars()
 	fmt.Printf("\nin %v\n", time.Since(start).Round(time.Second))
-	return errors.Join(append(errs, context.Cause(ctx))...)
+	check(errors.Join(append(errs, context.Cause(b.ctx))...))
 }
 
-func (b *bench) openBoard() error {
-	f, err := os.CreateTemp("", "perkey-bench-board-")
+// failure is what check panics with.
+type failure struct{ error }
+
+// check ends what run has begun if err is not nil.
+func check(err error) {
 	if err != nil {
-		return fmt.Errorf("make shared memory: %w", err)
+		panic(failure{err})
 	}
-	_ = f.Close()
-	b.boardPath = f.Name()
-	if err := createBoard(b.boardPath); err != nil {
-		return err
-	}
-	b.board, err = openBoard(b.boardPath)
-	return err
 }
+
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+// run runs f, and then what f has given to cleanup, the last first. It returns what check was given.
+func (b *bench) run(name string, f func(*bench)) (err error) {
+	outer := b.cleanups
+	b.cleanups = nil
+	defer func() {
+		for _, clean := range slices.Backward(b.cleanups) {
+			clean()
+		}
+		b.cleanups = outer
+		if r := recover(); r != nil {
+			failed, ok := r.(failure)
+			if !ok {
+				panic(r)
+			}
+			err = fmt.Errorf("%s: %w", name, failed.error)
+		}
+	}()
+	f(b)
+	return nil
+}
+
+func (b *bench) cleanup(f func()) { b.cleanups = append(b.cleanups, f) }
 
 // scale chooses between the sizes of a full and of a quick run.
-func (b *bench) scale(full, quick int) int {
+func scale[T any](b *bench, full, quick T) T {
 	if b.quick {
 		return quick
 	}
 	return full
 }
 
-// pick is scale for times.
-func (b *bench) pick(full, quick time.Duration) time.Duration {
-	if b.quick {
-		return quick
+// together calls f on n goroutines, and returns when all have returned.
+func together(n int, f func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
 	}
-	return full
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

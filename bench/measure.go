@@ -1,17 +1,143 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 )
+
+const (
+	rounds = 5
+	// turnLimit is for implementations that hang: a turn takes a fraction of a second.
+	turnLimit = 10 * time.Second
+)
+
+// figure is something that is measured in each round. Times are in nanoseconds.
+type figure string
+
+const (
+	p50       figure = "p50"
+	p99       figure = "p99"
+	most      figure = "max"
+	perSecond figure = "per second"
+	allocs    figure = "allocations" // of the whole process, per operation
+	clientCPU figure = "client CPU"  // likewise
+	redisCPU  figure = "Redis CPU"   // of its main thread, per operation
+	scripts   figure = "scripts"     // per operation
+	commands  figure = "commands"    // per operation, those that scripts call among them
+)
+
+// result is what one implementation did.
+type result struct {
+	name   string
+	rounds []map[figure]float64
+	remark string // what a reader of the row must know; with one, measure leaves it out of the remaining rounds
+}
+
+// each lists a figure of every round.
+func (r *result) each(f figure) []float64 {
+	values := make([]float64, len(r.rounds))
+	for i, round := range r.rounds {
+		values[i] = round[f]
+	}
+	return values
+}
+
+func (r *result) median(f figure) float64 { return median(r.each(f)) }
+
+// ratio compares r with another, round by round, and takes the median: what slowed a round down slowed both.
+func (r *result) ratio(other *result, f figure) float64 {
+	mine, theirs := r.each(f), other.each(f)
+	n := min(len(mine), len(theirs))
+	for i := range n {
+		mine[i] /= theirs[i]
+	}
+	return median(mine[:n])
+}
+
+// median is not a number if there is no value: an implementation that fell out.
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+type results []*result
+
+func (all results) find(name string) *result {
+	return all[slices.IndexFunc(all, func(r *result) bool { return r.name == name })]
+}
+
+// bestPeer is the peer whose figure is the best as better says. If all fell out, it has no rounds.
+func (all results) bestPeer(f figure, better func(a, b float64) bool) *result {
+	best := &result{}
+	for _, r := range all {
+		if isPeer(r.name) && len(r.rounds) > 0 && (len(best.rounds) == 0 || better(r.median(f), best.median(f))) {
+			best = r
+		}
+	}
+	return best
+}
+
+// sample is what was seen of one implementation in one round.
+type sample struct {
+	took       []time.Duration // of each operation, where that is known
+	ops        int
+	elapsed    time.Duration
+	counts     counts
+	redis, cpu time.Duration
+	mallocs    uint64
+}
+
+// watch adds what Redis and this process do while f runs.
+func (s *sample) watch(b *bench, f func()) {
+	calls := b.server.counts(b.ctx)
+	redis, cpu, mallocs := b.server.cpu(b.ctx), cpuTime(), countMallocs()
+	f()
+	s.mallocs += countMallocs() - mallocs
+	s.cpu += cpuTime() - cpu
+	s.redis += b.server.cpu(b.ctx) - redis
+	s.counts.add(calls, b.server.counts(b.ctx))
+}
+
+func countMallocs() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.Mallocs
+}
+
+// figures are not of a sample without an operation.
+func (s *sample) figures() map[figure]float64 {
+	n := float64(s.ops)
+	f := map[figure]float64{
+		perSecond: n / s.elapsed.Seconds(), allocs: float64(s.mallocs) / n,
+		clientCPU: float64(s.cpu) / n, redisCPU: float64(s.redis) / n,
+		scripts: float64(s.counts.scripts) / n, commands: float64(s.counts.commands) / n,
+	}
+	if len(s.took) > 0 {
+		slices.Sort(s.took)
+		f[p50], f[p99] = float64(s.took[len(s.took)/2]), float64(s.took[len(s.took)*99/100])
+		f[most] = float64(s.took[len(s.took)-1])
+	}
+	return f
+}
+
+// inTurns calls do for each of n in every round, in an order drawn anew each time: what one leaves behind, such as which
+// CPU runs what, must not always meet the same next.
+func (b *bench) inTurns(n int, do func(round, i int)) {
+	for round := range rounds {
+		for _, i := range rand.Perm(n) {
+			check(b.ctx.Err())
+			do(round, i)
+		}
+	}
+}
 
 // entry is one row of a table: an operation, done again and again.
 type entry struct {
@@ -20,228 +146,62 @@ type entry struct {
 	op func(ctx context.Context, worker int) error
 }
 
-// sizes say how much is measured: rounds of turns of operations per worker.
-type sizes struct {
-	workers int
-	turns   int
-	ops     int
-}
+// sizes say how much is measured: in each round so many turns of operations per worker.
+type sizes struct{ workers, turns, ops int }
 
-const (
-	rounds = 5
-	// turnLimit is for contestants that hang: a turn takes a fraction of a second.
-	turnLimit = 10 * time.Second
-)
-
-var errHangs = fmt.Errorf("hangs: a turn takes longer than %v", turnLimit)
-
-// figures are what one entry did in one round.
-type figures struct {
-	p50, p99  time.Duration
-	perSecond float64
-	// Of those who contend for one key.
-	jain    float64 // fairness: 1 when all got the same, 1/n when one got all
-	starved float64 // workers that got less than a hundredth of their share
-}
-
-// result is what one entry did.
-type result struct {
-	name   string
-	rounds []figures
-	allocs float64       // per operation, of the whole process
-	redis  time.Duration // CPU time of the server's main thread, per operation
-	calls  perOp
-	remark string // what a reader of the row must know
-}
-
-// median is the median over the rounds of what f says of each.
-func (r result) median(f func(figures) float64) float64 {
-	values := make([]float64, len(r.rounds))
-	for i, round := range r.rounds {
-		values[i] = f(round)
-	}
-	return medianOf(values)
-}
-
-// ratio compares r with the floor, round by round, and takes the median: what
-// slowed a round down slowed both.
-func (r result) ratio(floor result, f func(figures) float64) float64 {
-	values := make([]float64, min(len(r.rounds), len(floor.rounds)))
-	for i := range values {
-		values[i] = f(r.rounds[i]) / f(floor.rounds[i])
-	}
-	return medianOf(values)
-}
-
-// medianOf is not a number if there is no value: a contestant that fell out.
-func medianOf(values []float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
-	}
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
-func p50(f figures) float64       { return float64(f.p50) }
-func p99(f figures) float64       { return float64(f.p99) }
-func perSecond(f figures) float64 { return f.perSecond }
-func jain(f figures) float64      { return f.jain }
-func starved(f figures) float64   { return f.starved }
-
-// find returns the row of that name.
-func find(results []result, name string) result {
-	for _, r := range results {
-		if r.name == name {
-			return r
-		}
-	}
-	panic("bench: no contestant is named " + name)
-}
-
-// measure lets the entries take turns, in an order drawn anew each time: what one
-// leaves behind, such as which CPU runs what, must not always meet the same next.
-// An entry that hangs is out, and its row says so.
-func (b *bench) measure(entries []entry, size sizes) ([]result, error) {
-	tallies := make([]tally, len(entries))
+// measure lets the entries take turns. One that hangs is out, and its row says so.
+func (b *bench) measure(entries []entry, size sizes) results {
+	all := make(results, len(entries))
 	for i, e := range entries {
-		tallies[i] = tally{result: result{name: e.name}, calls: calls{}}
-		_, err := takeTurn(b.ctx, e, size) // connections, scripts, caches
-		if err := tallies[i].excuse(err); err != nil {
-			return nil, err
-		}
+		all[i] = &result{name: e.name}
+		b.turn(all[i], e, size, &sample{}) // connections, scripts, caches
 	}
 	for range rounds {
+		samples := make([]sample, len(entries))
 		for range size.turns {
 			for _, i := range rand.Perm(len(entries)) {
-				if err := tallies[i].excuse(tallies[i].add(b, entries[i], size)); err != nil {
-					return nil, err
-				}
+				b.turn(all[i], entries[i], size, &samples[i])
 			}
 		}
-		for i := range tallies {
-			tallies[i].endRound()
+		for i := range samples {
+			if all[i].remark == "" {
+				all[i].rounds = append(all[i].rounds, samples[i].figures())
+			}
 		}
 	}
-	results := make([]result, len(entries))
-	for i := range tallies {
-		results[i] = tallies[i].end()
-	}
-	return results, nil
+	return all
 }
 
-// turn is what one entry did in one turn.
-type turn struct {
-	latencies []time.Duration
-	elapsed   time.Duration
-	mallocs   uint64
-}
-
-func takeTurn(ctx context.Context, e entry, size sizes) (turn, error) {
-	t := turn{latencies: make([]time.Duration, size.workers*size.ops)}
-	errs := make([]error, size.workers)
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	start := time.Now()
-	var wg sync.WaitGroup
-	for w := range size.workers {
-		wg.Go(func() {
-			for i := range size.ops {
-				began := time.Now()
-				if errs[w] = e.op(ctx, w); errs[w] != nil {
-					return
-				}
-				t.latencies[w*size.ops+i] = time.Since(began)
-			}
-		})
-	}
-	back := make(chan struct{})
-	go func() {
-		wg.Wait()
-		close(back)
-	}()
-	select {
-	case <-back:
-	case <-time.After(turnLimit):
-		return turn{}, errHangs // its workers are left behind
-	}
-	t.elapsed = time.Since(start)
-	runtime.ReadMemStats(&after)
-	t.mallocs = after.Mallocs - before.Mallocs
-	return t, cmp.Or(errs...)
-}
-
-// tally sums up the turns of one entry.
-type tally struct {
-	result result
-	calls  calls
-	allocs uint64
-	redis  time.Duration
-	ops    int
-	// Of the round under way.
-	latencies []time.Duration
-	elapsed   time.Duration
-}
-
-// excuse records that an entry hangs. Any other error is the scenario's.
-func (t *tally) excuse(err error) error {
-	if errors.Is(err, errHangs) {
-		t.result.remark = err.Error()
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", t.result.name, err)
-	}
-	return nil
-}
-
-func (t *tally) add(b *bench, e entry, size sizes) error {
-	if t.result.remark != "" {
-		return nil
-	}
-	before, err := b.server.calls(b.ctx)
-	if err != nil {
-		return err
-	}
-	cpuBefore, err := b.server.cpu(b.ctx)
-	if err != nil {
-		return err
-	}
-	turn, err := takeTurn(b.ctx, e, size)
-	if err != nil {
-		return err
-	}
-	cpuAfter, err := b.server.cpu(b.ctx)
-	if err != nil {
-		return err
-	}
-	after, err := b.server.calls(b.ctx)
-	if err != nil {
-		return err
-	}
-	t.calls.add(before, after)
-	t.allocs += turn.mallocs
-	t.redis += cpuAfter - cpuBefore
-	t.ops += len(turn.latencies)
-	t.latencies = append(t.latencies, turn.latencies...)
-	t.elapsed += turn.elapsed
-	return nil
-}
-
-func (t *tally) endRound() {
-	slices.Sort(t.latencies)
-	n := len(t.latencies)
-	if n == 0 {
+func (b *bench) turn(r *result, e entry, size sizes, s *sample) {
+	if r.remark != "" {
 		return
 	}
-	t.result.rounds = append(t.result.rounds, figures{
-		p50: t.latencies[n/2], p99: t.latencies[n*99/100], perSecond: float64(n) / t.elapsed.Seconds(),
+	took := make([]time.Duration, size.workers*size.ops)
+	s.watch(b, func() {
+		done := make(chan error, 1)
+		start := time.Now()
+		go func() {
+			done <- together(size.workers, func(w int) error {
+				for i := range size.ops {
+					began := time.Now()
+					if err := e.op(b.ctx, w); err != nil {
+						return fmt.Errorf("%s: %w", e.name, err)
+					}
+					took[w*size.ops+i] = time.Since(began)
+				}
+				return nil
+			})
+		}()
+		select {
+		case err := <-done:
+			check(err)
+			s.elapsed += time.Since(start)
+		case <-time.After(turnLimit):
+			r.remark = fmt.Sprintf("hangs: a turn takes longer than %v", turnLimit) // its workers are left behind
+		}
 	})
-	t.latencies, t.elapsed = t.latencies[:0], 0
-}
-
-func (t *tally) end() result {
-	t.result.allocs = float64(t.allocs) / float64(t.ops)
-	t.result.redis = t.redis / time.Duration(max(1, t.ops))
-	t.result.calls = t.calls.per(t.ops)
-	return t.result
+	if r.remark == "" {
+		s.took = append(s.took, took...)
+		s.ops += len(took)
+	}
 }

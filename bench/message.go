@@ -4,60 +4,55 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
+	"errors"
 
 	"github.com/redis/go-redis/v9"
 )
 
-//go:embed lua/taketurn.lua
-var takeTurnSource string
+var (
+	//go:embed lua/taketurn.lua
+	takeTurnSource string
+	//go:embed lua/tellnext.lua
+	tellNextSource string
+	//go:embed lua/takefenced.lua
+	takeFencedSource string
+	//go:embed lua/tellfenced.lua
+	tellFencedSource string
+)
 
-//go:embed lua/tellnext.lua
-var tellNextSource string
-
-//go:embed lua/takefenced.lua
-var takeFencedSource string
-
-//go:embed lua/tellfenced.lua
-var tellFencedSource string
-
-// told is the least that a lock does which hands over by a message: a script passes it on to the one call that
+// message is the least that a lock does which hands over by a message: a script hands it over to the one call that
 // waits, and publishes that to its process, which has one subscription. The PING before it has Redis send the
-// message before the script's reply. No fence, no renewal, nobody looks who holds it, and a lost message is
-// waited for without end. Other scripts add a fence, and look who holds it.
-type told struct {
-	rdb      *redis.Client
+// message before the script's reply. No fence, no renewal, no check of who holds it, and a call waits for a lost
+// message without end. Other scripts add a fence, and check who holds it.
+type message struct {
+	*redis.Client
 	sub      *redis.PubSub
 	id       string // names its channel
 	messages chan struct{}
 
-	take, tell string // hashes of scripts
-	lease      int64  // ms
+	take, tell *redis.Script
+	lease      int64 // ms
 }
 
-func newTold(t target) (contestant, error) { return openTold(t, takeTurnSource, tellNextSource) }
+func newMessage(t target) (lock, error) { return openMessage(t, takeTurnSource, tellNextSource) }
 
-func newFenced(t target) (contestant, error) { return openTold(t, takeFencedSource, tellFencedSource) }
+func newMessageFence(t target) (lock, error) {
+	return openMessage(t, takeFencedSource, tellFencedSource)
+}
 
-func openTold(t target, take, tell string) (contestant, error) {
+func openMessage(t target, take, tell string) (lock, error) {
 	ctx := context.Background()
-	m := &told{rdb: t.client(), id: rand.Text(), messages: make(chan struct{}, 1), lease: t.lease.Milliseconds()}
-	m.sub = m.rdb.Subscribe(ctx, m.id)
+	m := &message{
+		Client: t.client(), id: rand.Text(), messages: make(chan struct{}, 1),
+		take: redis.NewScript(take), tell: redis.NewScript(tell), lease: t.lease.Milliseconds(),
+	}
+	m.sub = m.Subscribe(ctx, m.id)
 	_, err := m.sub.Receive(ctx)
-	if err == nil {
-		m.take, err = m.rdb.ScriptLoad(ctx, take).Result()
-	}
-	if err == nil {
-		m.tell, err = m.rdb.ScriptLoad(ctx, tell).Result()
-	}
-	if err != nil {
-		_ = m.Close()
-		return nil, err
-	}
 	go m.receive()
-	return m, nil
+	return m, errors.Join(err, m.take.Load(ctx, m.Client).Err(), m.tell.Load(ctx, m.Client).Err())
 }
 
-func (m *told) receive() {
+func (m *message) receive() {
 	for {
 		msg, err := m.sub.ReceiveTimeout(context.Background(), 0)
 		if err != nil {
@@ -69,14 +64,14 @@ func (m *told) receive() {
 	}
 }
 
-func (m *told) Close() error {
+func (m *message) Close() error {
 	_ = m.sub.Close()
-	return m.rdb.Close()
+	return m.Client.Close()
 }
 
-func (m *told) Acquire(ctx context.Context, key string) (held, error) {
-	h := &toldLock{m, []string{"told:" + key, "waits:" + key}}
-	taken, err := m.rdb.EvalSha(context.Background(), m.take, h.keys, m.id, m.lease).Bool()
+func (m *message) Acquire(ctx context.Context, key string) (lease, error) {
+	h := &messageLease{m, []string{"told:" + key, "waits:" + key}}
+	taken, err := m.take.EvalSha(context.Background(), m.Client, h.keys, m.id, m.lease).Bool()
 	if err != nil || taken {
 		return h, err
 	}
@@ -88,15 +83,15 @@ func (m *told) Acquire(ctx context.Context, key string) (held, error) {
 	}
 }
 
-type toldLock struct {
-	*told
+type messageLease struct {
+	*message
 	keys []string
 }
 
-func (h *toldLock) Release(context.Context) error {
-	ctx, pipe := context.Background(), h.rdb.Pipeline()
+func (h *messageLease) Release(context.Context) error {
+	ctx, pipe := context.Background(), h.Pipeline()
 	pipe.Ping(ctx)
-	pipe.EvalSha(ctx, h.tell, h.keys, h.id)
+	h.tell.EvalSha(ctx, pipe, h.keys, h.id)
 	_, err := pipe.Exec(ctx)
 	return err
 }

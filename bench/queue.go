@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 )
 
-// queue is a delay queue to be measured. It is safe for concurrent use.
+// queue is a delay queue that is measured. It is safe for concurrent use.
 type queue interface {
-	Enqueue(ctx context.Context, m message) error
-	// Work gives messages to handle, as many at once as there are queueHands,
+	Enqueue(ctx context.Context, m queued) error
+	// Work gives messages to handle, as many at once as there are queueWorkers,
 	// until stop, which waits for them.
 	Work(handle func(number int)) (stop func() error, err error)
 	// Keys is the pattern of all that the queue has in Redis.
@@ -21,117 +18,68 @@ type queue interface {
 	Close() error
 }
 
-// message is small, and nothing but numbered.
-type message struct {
+// queued is a message, which is small, and nothing but numbered.
+type queued struct {
 	number int
-	key    string // its lock; of our own queue only
+	key    string // its lock; of perkey alone
 	delay  time.Duration
 }
 
 const (
-	queueHands  = 16 // producers, and handlers
-	messageSize = 64
-	claimLease  = 30 * time.Second // asynq's, which cannot be set
+	queueWorkers = 16 // producers, and handlers
+	messageSize  = 64
+	claimLease   = 30 * time.Second // asynq's, which cannot be set
+	keyCount     = 1000
 )
 
-func (m message) payload() []byte {
+func (m queued) payload() []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 0, messageSize), uint64(m.number))[:messageSize]
 }
 
 func numberOf(payload []byte) int { return int(binary.BigEndian.Uint64(payload)) }
 
-// queueEntrant is a queue that is not open yet.
-type queueEntrant struct {
-	name string
-	open func(t target, name string) (queue, error) // t.lease is a claim's
+// queues by the names of their rows. A target's lease is a claim's.
+var queues = map[string]func(t target, name string) (queue, error){
+	"raw":         newRawQueue,
+	"asynq":       newAsynq(0),
+	"asynq-100ms": newAsynq(100 * time.Millisecond),
+	"perkey":      newPerkeyQueue,
 }
 
-var queueEntrants = []queueEntrant{
-	{"raw", newRawQueue},
-	{"asynq", newAsynq(0)},
-	{"asynq-100ms", newAsynq(100 * time.Millisecond)},
-	{"perkey", newPerkeyQueue},
-}
-
-func enterQueue(name string) queueEntrant {
-	at := slices.IndexFunc(queueEntrants, func(e queueEntrant) bool { return e.name == name })
-	if at < 0 {
-		panic("bench: no queue is named " + name)
+func openQueue(implementation string, t target, name string) (queue, error) {
+	open, ok := queues[implementation]
+	if !ok {
+		return nil, fmt.Errorf("no queue is named %q", implementation)
 	}
-	return queueEntrants[at]
+	return open(t, name)
 }
 
-// openQueue opens the queue of that name, empty.
-func (b *bench) openQueue(entrant string) (*openQueue, error) {
-	q, err := enterQueue(entrant).open(target{addr: b.server.addr, lease: claimLease}, "bench-"+entrant)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", entrant, err)
+// openQueue opens an empty queue, of which nothing is left when the scenario ends.
+func (b *bench) openQueue(implementation, name string, lease time.Duration) queue {
+	q := must(openQueue(implementation, target{addr: b.server.addr, lease: lease}, name))
+	b.cleanup(func() { _ = q.Close() })
+	b.cleanup(func() { _ = b.server.clear(context.WithoutCancel(b.ctx), q.Keys()) })
+	check(b.server.clear(b.ctx, q.Keys()))
+	return q
+}
+
+// enqueue is 16 producers that enqueue one small job after the other, which
+// nobody works on.
+func enqueue(b *bench) {
+	var entries []entry
+	for _, name := range []string{"raw", "asynq", "perkey"} {
+		q := b.openQueue(name, "bench-"+name, claimLease)
+		entries = append(entries, entry{name, func(ctx context.Context, worker int) error {
+			return q.Enqueue(ctx, queued{number: worker})
+		}})
 	}
-	o := &openQueue{q, entrant, b}
-	if err := o.clear(); err != nil {
-		return nil, errors.Join(err, q.Close())
-	}
-	return o, nil
+	all := b.measure(entries, sizes{queueWorkers, scale(b, 10, 2), scale(b, 100, 50)})
+	all.printOps("queue, 16 producers enqueue", "raw")
+	b.asynqBar("queue, enqueued/s × asynq", all, 1.3)
 }
 
-type openQueue struct {
-	queue
-	name  string
-	bench *bench
+// asynqBar is on perkey's rate, in times of asynq's.
+func (b *bench) asynqBar(what string, all results, want float64) {
+	perkey, asynq := all.find("perkey"), all.find("asynq")
+	b.atLeast(what, perkey.ratio(asynq, perSecond), want, rates(perkey, asynq))
 }
-
-func (o *openQueue) clear() error { return o.bench.server.clear(o.bench.ctx, o.Keys()) }
-
-// leave closes the queue and leaves nothing of it.
-func (o *openQueue) leave() { _ = errors.Join(o.clear(), o.Close()) }
-
-// queues are the open queues of one scenario.
-type queues []*openQueue
-
-func (b *bench) openQueues(names ...string) (queues, error) {
-	var all queues
-	for _, name := range names {
-		o, err := b.openQueue(name)
-		if err != nil {
-			return all, err
-		}
-		all = append(all, o)
-	}
-	return all, nil
-}
-
-func (all queues) leave() {
-	for _, o := range all {
-		o.leave()
-	}
-}
-
-// fill enqueues n messages. Those of a line are enqueued in their order: see lineOf.
-func fill(ctx context.Context, q queue, n int, keyed bool) error {
-	var wg sync.WaitGroup
-	errs := make([]error, queueHands)
-	for w := range queueHands {
-		wg.Go(func() {
-			for i := range n {
-				line := lineOf(i)
-				if line%queueHands != w {
-					continue
-				}
-				m := message{number: i}
-				if keyed {
-					m.key = fmt.Sprintf("line:%d", line)
-				}
-				if errs[w] = q.Enqueue(ctx, m); errs[w] != nil {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// lines is how many keys there are.
-const lines = 1000
-
-func lineOf(number int) int { return number % lines }

@@ -5,15 +5,25 @@ import (
 	"crypto/rand"
 	_ "embed"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-//go:embed lua/release.lua
-var releaseSource string
+var (
+	//go:embed lua/release.lua
+	releaseSource string
+	//go:embed lua/renew.lua
+	renewSource string
+
+	releaseScript = redis.NewScript(releaseSource)
+	renewScript   = redis.NewScript(renewSource)
+)
 
 // pollEvery is how often those ask again that can only poll.
 const pollEvery = 10 * time.Millisecond
@@ -23,58 +33,118 @@ const pollEvery = 10 * time.Millisecond
 // token is still there. It polls for a held key. No fence, no renewal, no answer to a lost
 // reply, and its commands do not end with the caller's ctx.
 type raw struct {
-	rdb    *redis.Client
+	*redis.Client
 	lease  time.Duration
-	sha    string
-	name   string       // tokens begin with it
-	tokens atomic.Int64 // made so far
+	prefix string
+	do     func(redis.Cmder) // sends a command, and returns when it has its reply
+	name   string            // tokens begin with it
+	tokens atomic.Int64      // made so far
 }
 
-func newRaw(t target) (contestant, error) {
-	r := &raw{rdb: t.client(), lease: t.lease, name: rand.Text() + "."}
-	var err error
-	if r.sha, err = r.rdb.ScriptLoad(context.Background(), releaseSource).Result(); err != nil {
-		_ = r.rdb.Close()
-		return nil, err
-	}
-	return r, nil
+func newRaw(t target) (lock, error) { return openRaw(t, "raw:") }
+
+func openRaw(t target, prefix string) (*raw, error) {
+	ctx := context.Background()
+	r := &raw{Client: t.client(), lease: t.lease, prefix: prefix, name: rand.Text() + "."}
+	r.do = func(cmd redis.Cmder) { _ = r.Process(ctx, cmd) }
+	return r, releaseScript.Load(ctx, r.Client).Err()
 }
 
-func (r *raw) Close() error { return r.rdb.Close() }
+func (r *raw) Acquire(ctx context.Context, key string) (lease, error) { return r.acquire(ctx, key) }
 
-func (r *raw) Acquire(ctx context.Context, key string) (held, error) {
-	h, err := r.acquire(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	return h, nil
-}
-
-func (r *raw) acquire(ctx context.Context, key string) (*rawLock, error) {
-	h := &rawLock{raw: r, key: "raw:" + key, token: r.name + strconv.FormatInt(r.tokens.Add(1), 36)}
+func (r *raw) acquire(ctx context.Context, key string) (*rawLease, error) {
+	h := &rawLease{raw: r, key: r.prefix + key, token: r.name + strconv.FormatInt(r.tokens.Add(1), 36)}
 	for {
-		taken, err := r.rdb.SetNX(context.Background(), h.key, h.token, r.lease).Result()
-		if err != nil {
-			return nil, err
-		}
-		if taken {
-			return h, nil
+		set := redis.NewBoolCmd(context.Background(), "set", h.key, h.token, "px", r.lease.Milliseconds(), "nx")
+		if r.do(set); set.Err() != nil || set.Val() {
+			return h, set.Err()
 		}
 		if err := pause(ctx, pollEvery); err != nil {
-			return nil, err
+			return h, err
 		}
 	}
 }
 
-type rawLock struct {
+type rawLease struct {
 	*raw
 	key, token string
 }
 
-func (h *rawLock) Release(context.Context) error {
-	n, err := h.rdb.EvalSha(context.Background(), h.sha, []string{h.key}, h.token).Int()
+func (h *rawLease) Release(context.Context) error {
+	del := redis.NewCmd(context.Background(), "evalsha", releaseScript.Hash(), 1, h.key, h.token)
+	h.do(del)
+	n, err := del.Int()
 	if err == nil && n == 0 {
-		err = fmt.Errorf("raw: %q was lost", h.key)
+		err = fmt.Errorf("%q was lost", h.key)
 	}
 	return err
+}
+
+// renewed is raw with the least that keeps leases alive: one goroutine that
+// renews all of them three times a lease, in pipelines. It looks at no reply.
+type renewed struct {
+	*raw
+	stop func()
+
+	mu     sync.Mutex
+	leases map[*rawLease]struct{}
+}
+
+func newRenewed(t target) (lock, error) {
+	rawLock, err := openRaw(t, "raw:")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &renewed{raw: rawLock, leases: map[*rawLease]struct{}{}}
+	var wg sync.WaitGroup
+	r.stop = func() {
+		cancel()
+		wg.Wait()
+	}
+	wg.Go(func() { r.renew(ctx) })
+	return r, renewScript.Load(ctx, r.Client).Err()
+}
+
+func (r *renewed) Close() error {
+	r.stop()
+	return r.raw.Close()
+}
+
+func (r *renewed) Acquire(ctx context.Context, key string) (lease, error) {
+	h, err := r.acquire(ctx, key)
+	if err == nil {
+		r.mu.Lock()
+		r.leases[h] = struct{}{}
+		r.mu.Unlock()
+	}
+	return renewedLease{h, r}, err
+}
+
+type renewedLease struct {
+	*rawLease
+	renewed *renewed
+}
+
+func (h renewedLease) Release(ctx context.Context) error {
+	h.renewed.mu.Lock()
+	delete(h.renewed.leases, h.rawLease)
+	h.renewed.mu.Unlock()
+	return h.rawLease.Release(ctx)
+}
+
+func (r *renewed) renew(ctx context.Context) {
+	var all []*rawLease
+	for pause(ctx, r.lease/3) == nil {
+		r.mu.Lock()
+		all = slices.AppendSeq(all[:0], maps.Keys(r.leases))
+		r.mu.Unlock()
+		for batch := range slices.Chunk(all, 1000) {
+			pipe := r.Pipeline()
+			for _, h := range batch {
+				renewScript.EvalSha(ctx, pipe, []string{h.key}, h.token, r.lease.Milliseconds())
+			}
+			_, _ = pipe.Exec(ctx)
+		}
+	}
 }

@@ -11,8 +11,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-//go:embed lua/claim.lua
-var claimSource string
+var (
+	//go:embed lua/claim.lua
+	claimSource string
+
+	claimScript = redis.NewScript(claimSource)
+)
 
 // rawClaims is how many messages the floor claims at once.
 const rawClaims = 256
@@ -23,29 +27,21 @@ const rawClaims = 256
 // order, no tokens: a late worker ends what another one has claimed since, and a
 // message waits for the slowest of its batch.
 type rawQueue struct {
-	rdb       *redis.Client
+	*redis.Client
 	due, jobs string
 	lease     time.Duration
-	sha       string
 }
 
 func newRawQueue(t target, name string) (queue, error) {
-	q := &rawQueue{rdb: t.client(), due: "raw:{" + name + "}:due", jobs: "raw:{" + name + "}:jobs", lease: t.lease}
-	var err error
-	if q.sha, err = q.rdb.ScriptLoad(context.Background(), claimSource).Result(); err != nil {
-		_ = q.rdb.Close()
-		return nil, err
-	}
-	return q, nil
+	q := &rawQueue{t.client(), "raw:{" + name + "}:due", "raw:{" + name + "}:jobs", t.lease}
+	return q, claimScript.Load(context.Background(), q.Client).Err() // a pipeline cannot try again
 }
-
-func (q *rawQueue) Close() error { return q.rdb.Close() }
 
 func (q *rawQueue) Keys() string { return q.due[:len(q.due)-len("due")] + "*" }
 
-func (q *rawQueue) Enqueue(ctx context.Context, m message) error {
+func (q *rawQueue) Enqueue(ctx context.Context, m queued) error {
 	id := rand.Text()
-	pipe := q.rdb.Pipeline()
+	pipe := q.Pipeline()
 	pipe.HSet(ctx, q.jobs, id, m.payload())
 	pipe.ZAdd(ctx, q.due, redis.Z{Score: float64(time.Now().Add(m.delay).UnixMilli()), Member: id})
 	_, err := pipe.Exec(ctx)
@@ -64,11 +60,11 @@ func (q *rawQueue) Work(handle func(int)) (func() error, error) {
 
 func (q *rawQueue) work(ctx context.Context, handle func(int)) error {
 	payloads := make(chan string)
-	var hands, batch sync.WaitGroup
-	defer hands.Wait()
+	var handlers, batch sync.WaitGroup
+	defer handlers.Wait()
 	defer close(payloads)
-	for range queueHands {
-		hands.Go(func() {
+	for range queueWorkers {
+		handlers.Go(func() {
 			for p := range payloads {
 				handle(numberOf([]byte(p)))
 				batch.Done()
@@ -91,7 +87,7 @@ func (q *rawQueue) work(ctx context.Context, handle func(int)) error {
 		}
 		batch.Wait()
 	}
-	pipe := q.rdb.Pipeline()
+	pipe := q.Pipeline()
 	q.end(pipe, done)
 	_, err := pipe.Exec(context.Background())
 	return err
@@ -107,9 +103,9 @@ func (q *rawQueue) end(pipe redis.Pipeliner, done []string) {
 // claim ends what is done, and claims the next batch.
 func (q *rawQueue) claim(done []string) (ids []string, jobs []any, err error) {
 	ctx := context.Background()
-	pipe := q.rdb.Pipeline()
+	pipe := q.Pipeline()
 	q.end(pipe, done)
-	claim := pipe.EvalSha(ctx, q.sha, []string{q.due, q.jobs}, rawClaims, q.lease.Milliseconds())
+	claim := claimScript.EvalSha(ctx, pipe, []string{q.due, q.jobs}, rawClaims, q.lease.Milliseconds())
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, nil, err
 	}

@@ -2,129 +2,89 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"text/tabwriter"
 	"time"
 )
 
 // redeliver is how long after kill -9 of a worker process its message is given
 // to another one, which has been there all along. That is waiting, so all queues
 // wait at once.
-func redeliver(b *bench) error {
-	lease := b.pick(claimLease, 2*time.Second)
+func redeliver(b *bench) {
+	lease := scale(b, claimLease, 2*time.Second)
 	names := []string{"asynq", "perkey"}
 	if b.quick {
 		names = names[1:] // asynq takes minutes
 	}
-	var estates []*estate
-	defer func() {
-		for _, e := range estates {
-			e.close()
-		}
-	}()
-	b.board.reset()
+	b.shared.reset()
+	var all results
+	var claims []*claim
 	for _, name := range names {
+		r := &result{name: name}
+		all = append(all, r)
 		for i := range rounds {
-			e := &estate{name: name}
-			estates = append(estates, e)
-			if err := e.open(b, fmt.Sprintf("bench-estate-%d", i), lease); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
+			claims = append(claims, b.claim(r, fmt.Sprintf("bench-redeliver-%d", i), lease))
 		}
 	}
-	for _, e := range estates {
+	for _, c := range claims {
 		// A claim is renewed every now and then: no two are at the same point.
-		if err := pause(b.ctx, lease/15); err != nil {
-			return err
-		}
-		e.killed = time.Now()
-		if err := e.owner.members[0].cmd.Process.Kill(); err != nil {
-			return fmt.Errorf("kill a worker: %w", err)
-		}
+		check(pause(b.ctx, lease/15))
+		c.killed = time.Now()
+		check(c.owner.cmd.Process.Kill())
 	}
-	took := map[string][]time.Duration{}
-	limit := time.After(b.pick(4*time.Minute, 3*lease))
-	for _, e := range estates {
+	limit := time.After(scale(b, 4*time.Minute, 3*lease))
+	for _, c := range claims {
 		select {
-		case at := <-e.started:
-			took[e.name] = append(took[e.name], at.Sub(e.killed))
+		case at := <-c.started:
+			c.rounds = append(c.rounds, map[figure]float64{most: float64(at.Sub(c.killed))})
 		case <-limit:
-			return fmt.Errorf("%s: the message of a killed worker was not run again", e.name)
+			check(fmt.Errorf("%s: the message of a killed worker was not run again", c.name))
 		case <-b.ctx.Done():
-			return b.ctx.Err()
+			check(b.ctx.Err())
 		}
 	}
+	longest := func(r *result) float64 { return slices.Max(r.each(most)) }
 	title := fmt.Sprintf("queue, kill -9 of a worker with a claim of %v", lease)
-	_, _ = fmt.Fprintf(b.out.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(b.out.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tmedian until it runs again\tthe longest\t\n")
-	for _, name := range names {
-		all := took[name]
-		slices.Sort(all)
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t\n", name, brief(float64(all[len(all)/2])), brief(float64(all[len(all)-1])))
-	}
-	all := took["perkey"]
-	b.out.bar(bar{what: title + ", s until it runs again", got: all[len(all)-1].Seconds(), want: (lease + time.Second).Seconds()})
-	return t.Flush()
+	all.print(title, col("median until it runs again", most, brief),
+		column{"the longest", func(r *result) string { return brief(longest(r)) }})
+	b.atMost(title+", s until it runs again", longest(all.find("perkey"))/1e9, (lease + time.Second).Seconds())
 }
 
-// estate is a queue with one message, which a child process has claimed.
-type estate struct {
-	name    string
-	queue   queue
-	owner   *team
+// claim is of the one message of a queue, by a process of its own.
+type claim struct {
+	*result
+	owner   *process
 	killed  time.Time
 	started chan time.Time // again
-	stop    func() error
 }
 
-func (e *estate) open(b *bench, name string, lease time.Duration) (err error) {
-	opener := enterQueue(e.name)
-	if e.queue, err = opener.open(target{addr: b.server.addr, lease: lease}, name); err != nil {
-		return err
-	}
-	if err := errors.Join(b.server.clear(b.ctx, e.queue.Keys()), e.queue.Enqueue(b.ctx, message{})); err != nil {
-		return err
-	}
-	held := b.board.held.Load()
-	if e.owner, err = b.startTeam(entrant{name: e.name}, role{Queue: name, Lease: lease}, 1); err != nil {
-		return err
-	}
-	if err := until(func() bool { return b.board.held.Load() > held }); err != nil {
-		return err
-	}
-	e.started = make(chan time.Time, 1)
-	e.stop, err = e.queue.Work(func(int) {
+func (b *bench) claim(r *result, name string, lease time.Duration) *claim {
+	q := b.openQueue(r.name, name, lease)
+	check(q.Enqueue(b.ctx, queued{}))
+	claimed := b.shared.held.Load()
+	ps := b.startProcesses(1, settings{Name: r.name, Addr: b.server.addr, Lease: lease})
+	ask[int](b, ps, ps.all, "Claim", Job{Key: name})
+	check(ps.err)
+	check(until(func() bool { return b.shared.held.Load() > claimed }))
+	c := &claim{result: r, owner: ps.all[0], started: make(chan time.Time, 1)}
+	stop := must(q.Work(func(int) {
 		select {
-		case e.started <- time.Now():
+		case c.started <- time.Now():
 		default:
 		}
-	})
-	return err
+	}))
+	b.cleanup(func() { _ = stop() })
+	return c
 }
 
-func (e *estate) close() {
-	if e.owner != nil {
-		e.owner.dismiss()
-	}
-	if e.stop != nil {
-		_ = e.stop()
-	}
-	if e.queue != nil {
-		_ = e.queue.Close()
-	}
-}
-
-// occupy works on a queue with a handler that never comes back.
-func (c *child) occupy() error {
-	q, err := enterQueue(c.role.Entrant).open(target{addr: c.role.Addr, lease: c.role.Lease}, c.role.Queue)
+// Claim works on a queue with a handler that never comes back.
+func (w *Worker) Claim(j Job, _ *int) error {
+	q, err := openQueue(w.Name, target{addr: w.Addr, lease: w.Lease}, j.Key)
 	if err != nil {
 		return err
 	}
 	_, err = q.Work(func(int) {
-		c.board.held.Add(1)
+		w.shared.held.Add(1)
 		<-context.Background().Done()
 	})
 	return err

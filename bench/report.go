@@ -2,83 +2,30 @@ package main
 
 import (
 	"fmt"
-	"io"
+	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
 
-// report prints tables as they come, and the bars at the end.
-type report struct {
-	w    io.Writer
-	bars []bar
+// column is one of a table of results. Its cell is empty for a result without a round.
+type column struct {
+	head string
+	cell func(*result) string
 }
 
-// bar is something that perkey must reach. One that could not be measured is missed.
-type bar struct {
-	what    string
-	figure  string // what got comes from, if it is a ratio
-	got     float64
-	want    float64
-	atLeast bool // otherwise at most
+// col is the median of a figure.
+func col(head string, f figure, format func(float64) string) column {
+	return column{head, func(r *result) string { return format(r.median(f)) }}
 }
 
-func (b bar) met() bool {
-	if b.atLeast {
-		return b.got >= b.want
-	}
-	return b.got <= b.want
+// times is a figure as a ratio to base's.
+func times(head string, f figure, base *result) column {
+	return column{head + "×" + base.name, func(r *result) string { return decimals(2)(r.ratio(base, f)) }}
 }
 
-// table prints one row per result, with ratios to the one named floor.
-func (r *report) table(title, floor string, results []result) {
-	base := find(results, floor)
-	_, _ = fmt.Fprintf(r.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(r.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tp50\tp99\tops/s\tp50 ×%[1]s\tp99 ×%[1]s\tops/s ×%[1]s\tallocs/op\tRedis CPU/op\tscripts/op\tcommands/op\t\n", floor)
-	for _, res := range results {
-		if len(res.rounds) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t–\t–\t–\t–\t–\t–\t–\t–\t–\t–\t  %s\n", res.name, res.remark)
-			continue
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.1f\t%s\t%.2f\t%.2f\t  %s\n", res.name,
-			brief(res.median(p50)), brief(res.median(p99)), res.median(perSecond),
-			res.ratio(base, p50), res.ratio(base, p99), res.ratio(base, perSecond),
-			res.allocs, brief(float64(res.redis)), res.calls.scripts(), res.calls.all(), res.remark)
-	}
-	_ = t.Flush()
-}
-
-// contended prints one row per contestant for one key, with ratios to base.
-func (r *report) contended(title string, base result, results []result) {
-	_, _ = fmt.Fprintf(r.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(r.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tacquisitions/s\t×%[1]s\tp50 wait\tp99 wait\tp99 ×%[1]s\tJain\tstarved\tscripts/acq\tcommands/acq\t\n", base.name)
-	for _, res := range results {
-		if len(res.rounds) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t–\t–\t–\t–\t–\t–\t–\t–\t–\t  %s\n", res.name, res.remark)
-			continue
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%s\t%s\t%.2f\t%.3f\t%.0f\t%.2f\t%.2f\t  %s\n", res.name,
-			res.median(perSecond), res.ratio(base, perSecond), brief(res.median(p50)), brief(res.median(p99)),
-			res.ratio(base, p99), res.median(jain), res.median(starved), res.calls.scripts(), res.calls.all(), res.remark)
-	}
-	_ = t.Flush()
-}
-
-// handOffs prints one row per contestant.
-func (r *report) handOffs(title string, base result, results []result) {
-	_, _ = fmt.Fprintf(r.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(r.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tp50\tp99\tp50 ×%s\tscripts each\tcommands each\t\n", base.name)
-	for _, res := range results {
-		if len(res.rounds) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t–\t–\t–\t–\t–\t  %s\n", res.name, res.remark)
-			continue
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t  %s\n", res.name, brief(res.median(p50)), brief(res.median(p99)),
-			res.ratio(base, p50), res.calls.scripts(), res.calls.all(), res.remark)
-	}
-	_ = t.Flush()
+func decimals(n int) func(float64) string {
+	return func(v float64) string { return fmt.Sprintf("%.*f", n, v) }
 }
 
 // brief prints nanoseconds with three digits.
@@ -93,20 +40,73 @@ func brief(ns float64) string {
 	}
 }
 
-func (r *report) bar(b bar) { r.bars = append(r.bars, b) }
-
-func (r *report) printBars() {
-	_, _ = fmt.Fprintf(r.w, "\nwhat perkey must reach\n")
-	t := tabwriter.NewWriter(r.w, 0, 0, 2, ' ', 0)
-	for _, b := range r.bars {
-		verdict, sign := "MISSED", "≤"
-		if b.met() {
-			verdict = "ok"
+// print prints a table with a row for each result.
+func (all results) print(title string, columns ...column) {
+	fmt.Printf("\n%s\n", title)
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, c := range columns {
+		_, _ = fmt.Fprint(t, "\t", c.head)
+	}
+	_, _ = fmt.Fprintln(t, "\t")
+	for _, r := range all {
+		_, _ = fmt.Fprint(t, r.name)
+		for _, c := range columns {
+			cell := "–"
+			if len(r.rounds) > 0 {
+				cell = c.cell(r)
+			}
+			_, _ = fmt.Fprint(t, "\t", cell)
 		}
-		if b.atLeast {
-			sign = "≥"
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%.4g\t%s %.4g\t%s\n", verdict, b.what, b.got, sign, b.want, b.figure)
+		_, _ = fmt.Fprintln(t, "\t"+strings.TrimRight("  "+r.remark, " "))
 	}
 	_ = t.Flush()
+}
+
+// printOps prints a table of operations, with ratios to the one named base.
+func (all results) printOps(title, base string) {
+	floor := all.find(base)
+	all.print(title, col("p50", p50, brief), col("p99", p99, brief), col("ops/s", perSecond, decimals(0)),
+		times("p50 ", p50, floor), times("p99 ", p99, floor), times("ops/s ", perSecond, floor),
+		col("allocs/op", allocs, decimals(1)), col("Redis CPU/op", redisCPU, brief),
+		col("scripts/op", scripts, decimals(2)), col("commands/op", commands, decimals(2)))
+}
+
+// bar is what perkey must reach: at most want, or at least. One that could not be measured is missed.
+type bar struct {
+	what   string
+	got    float64
+	sign   string
+	want   float64
+	figure string // where got is from, if it is a ratio
+}
+
+func (b *bench) atMost(what string, got, want float64, figure ...string) {
+	b.bars = append(b.bars, bar{what, got, "≤", want, strings.Join(figure, ", ")})
+}
+
+func (b *bench) atLeast(what string, got, want float64, figure ...string) {
+	b.bars = append(b.bars, bar{what, got, "≥", want, strings.Join(figure, ", ")})
+}
+
+func (b *bench) printBars() {
+	fmt.Printf("\nwhat perkey must reach\n")
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	for _, bar := range b.bars {
+		outcome := "MISSED"
+		if bar.sign == "≤" && bar.got <= bar.want || bar.sign == "≥" && bar.got >= bar.want {
+			outcome = "ok"
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%.4g\t%s %.4g\t%s\n", outcome, bar.what, bar.got, bar.sign, bar.want, bar.figure)
+	}
+	_ = t.Flush()
+}
+
+// rates is a bar's figure: the throughput of two results.
+func rates(perkey, other *result) string {
+	return fmt.Sprintf("%.0f/s, %s %.0f/s", perkey.median(perSecond), other.name, other.median(perSecond))
+}
+
+// durations is the same with a figure that is a time.
+func durations(perkey, other *result, f figure) string {
+	return fmt.Sprintf("%s, %s %s", brief(perkey.median(f)), other.name, brief(other.median(f)))
 }

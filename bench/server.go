@@ -1,16 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,78 +15,48 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// server is the Redis that is measured.
+// server is a Redis that is measured.
 type server struct {
 	addr    string
 	version string
-
-	admin *redis.Client // for INFO, between measurements
-	cmd   *exec.Cmd     // nil: not ours to end
-	dir   string
+	admin   *redis.Client // for INFO, between measurements
+	process *os.Process   // nil: not ours
 }
 
-// openServer connects to addr, or starts a redis-server on a free loopback port
-// with a directory of its own when addr is empty.
-// run starts its process.
-func openServer(ctx context.Context, addr string, run func(*exec.Cmd) error) (*server, error) {
+// openServer connects to addr, or starts a redis-server on a free loopback port when addr is empty.
+func (b *bench) openServer(addr string) *server {
 	s := &server{addr: addr}
 	if addr == "" {
-		if err := s.start(run); err != nil {
-			return nil, err
-		}
+		s.start(b)
 	}
 	s.admin = redis.NewClient(&redis.Options{Addr: s.addr})
-	info, err := s.awaitInfo(ctx)
-	if err != nil {
-		log, _ := os.ReadFile(filepath.Join(s.dir, "redis.log"))
-		s.close()
-		return nil, fmt.Errorf("redis at %s: %w\n%s", s.addr, err, log)
+	b.cleanup(func() { _ = s.admin.Close() })
+	// It may be starting.
+	for end := time.Now().Add(10 * time.Second); s.admin.Ping(b.ctx).Err() != nil && time.Now().Before(end); {
+		check(pause(b.ctx, 20*time.Millisecond))
 	}
-	_, after, _ := strings.Cut(info, "redis_version:")
-	s.version, _, _ = strings.Cut(after, "\r\n")
-	return s, nil
+	info, err := s.admin.InfoMap(b.ctx, "server").Result()
+	check(err)
+	s.version = info["Server"]["redis_version"]
+	return s
 }
 
-func (s *server) start(run func(*exec.Cmd) error) (err error) {
+func (s *server) start(b *bench) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return fmt.Errorf("find a free port: %w", err)
-	}
+	check(err)
 	s.addr = ln.Addr().String()
 	_, port, _ := net.SplitHostPort(s.addr)
 	_ = ln.Close()
-	if s.dir, err = os.MkdirTemp("", "perkey-bench-"); err != nil {
-		return fmt.Errorf("start redis-server: %w", err)
-	}
-	s.cmd = exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", s.dir,
+	dir := must(os.MkdirTemp("", "perkey-bench-"))
+	b.cleanup(func() { _ = os.RemoveAll(dir) })
+	cmd := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", dir,
 		"--save", "", "--appendonly", "no", "--logfile", "redis.log")
-	if err := run(s.cmd); err != nil {
-		_ = os.RemoveAll(s.dir)
-		return fmt.Errorf("start redis-server: %w", err)
-	}
-	return nil
-}
-
-// awaitInfo asks until the server answers: it may be starting.
-func (s *server) awaitInfo(ctx context.Context) (info string, err error) {
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
-		if info, err = s.admin.Info(ctx, "server").Result(); err == nil {
-			return info, nil
-		}
-	}
-	return "", errors.Join(err, ctx.Err())
-}
-
-// close ends the server if it is ours.
-func (s *server) close() {
-	if s.admin != nil {
-		_ = s.admin.Close()
-	}
-	if s.cmd != nil {
-		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait()
-		_ = os.RemoveAll(s.dir)
-	}
+	check(startChild(cmd))
+	s.process = cmd.Process
+	b.cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
 }
 
 // clear deletes the keys of that pattern.
@@ -108,95 +75,87 @@ func (s *server) clear(ctx context.Context, pattern string) error {
 	}
 }
 
-// calls counts commands by name.
-type calls map[string]int
+// counts is how many commands the server ran, those that a script called among them.
+type counts struct{ commands, scripts, pings int }
 
-// calls asks the server how often it ran each command so far. Commands that a
-// script calls are in it, beside the script.
-func (s *server) calls(ctx context.Context) (calls, error) {
-	info, err := s.admin.Info(ctx, "commandstats").Result()
-	if err != nil {
-		return nil, fmt.Errorf("count commands: %w", err)
-	}
-	counted := calls{}
-	for line := range strings.Lines(info) {
-		// cmdstat_evalsha:calls=12,usec=...
-		stat, found := strings.CutPrefix(line, "cmdstat_")
-		name, rest, _ := strings.Cut(stat, ":calls=")
-		number, _, _ := strings.Cut(rest, ",")
-		n, err := strconv.Atoi(number)
-		if !found || err != nil || name == "info" {
+// counts does not count INFO.
+func (s *server) counts(ctx context.Context) (c counts) {
+	for stat, text := range must(s.admin.InfoMap(ctx, "commandstats").Result())["Commandstats"] {
+		// cmdstat_evalsha: calls=12,usec=...
+		number, _, _ := strings.Cut(strings.TrimPrefix(text, "calls="), ",")
+		n := must(strconv.Atoi(number))
+		switch stat {
+		case "cmdstat_info":
 			continue
+		case "cmdstat_eval", "cmdstat_evalsha":
+			c.scripts += n
+		case "cmdstat_ping":
+			c.pings += n
 		}
-		counted[name] = n
+		c.commands += n
 	}
-	return counted, nil
-}
-
-// cpu is how much CPU time the server's main thread has used.
-func (s *server) cpu(ctx context.Context) (time.Duration, error) {
-	info, err := s.admin.Info(ctx, "cpu").Result()
-	if err != nil {
-		return 0, fmt.Errorf("ask for CPU time: %w", err)
-	}
-	var sum float64
-	for line := range strings.Lines(info) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if name == "used_cpu_sys_main_thread" || name == "used_cpu_user_main_thread" {
-			seconds, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return 0, fmt.Errorf("ask for CPU time: %w", err)
-			}
-			sum += seconds
-		}
-	}
-	return time.Duration(sum * float64(time.Second)), nil
+	return c
 }
 
 // add adds what was called between before and after.
-func (c calls) add(before, after calls) {
-	for name, n := range after {
-		if n > before[name] {
-			c[name] += n - before[name]
+func (c *counts) add(before, after counts) {
+	c.commands += after.commands - before.commands
+	c.scripts += after.scripts - before.scripts
+	c.pings += after.pings - before.pings
+}
+
+// cpu is how much CPU time the server's main thread has used.
+func (s *server) cpu(ctx context.Context) time.Duration {
+	info := must(s.admin.InfoMap(ctx, "cpu").Result())["CPU"]
+	sys, err := strconv.ParseFloat(cmp.Or(info["used_cpu_sys_main_thread"], "0"), 64)
+	check(err)
+	user, err := strconv.ParseFloat(cmp.Or(info["used_cpu_user_main_thread"], "0"), 64)
+	check(err)
+	return time.Duration((sys + user) * float64(time.Second))
+}
+
+// What monitor sees.
+const (
+	sent      figure = "commands sent/s" // by clients, scripts among them
+	sentEval  figure = "scripts among them/s"
+	inScripts figure = "commands in scripts/s"
+)
+
+// monitor watches for d. It asks for every command, which INFO cannot tell from those that scripts call; that slows
+// Redis down, and suits a Redis that is not busy.
+func (s *server) monitor(d time.Duration) (map[figure]float64, error) {
+	conn, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		return nil, fmt.Errorf("monitor Redis: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, 1<<20)
+	if _, err := fmt.Fprint(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
+		return nil, fmt.Errorf("monitor Redis: %w", cmp.Or(err, lines.Err()))
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(d))
+	seen := map[figure]float64{}
+	for lines.Scan() { // until the time is up
+		// +1339518083.107412 [0 127.0.0.1:60866] "evalsha" "..."
+		client, command, _ := strings.Cut(lines.Text(), "] ")
+		switch {
+		case strings.HasSuffix(client, " lua"):
+			seen[inScripts] += 1 / d.Seconds()
+			continue
+		case strings.HasPrefix(strings.ToLower(command), `"eval`):
+			seen[sentEval] += 1 / d.Seconds()
 		}
+		seen[sent] += 1 / d.Seconds()
 	}
+	return seen, nil
 }
 
-// per divides by a number of operations.
-func (c calls) per(ops int) perOp {
-	p := perOp{}
-	for name, n := range c {
-		p[name] = float64(n) / float64(ops)
+// printTraffic prints a table of what monitor saw.
+func (all results) printTraffic(title string) {
+	var columns []column
+	for _, f := range []figure{sent, sentEval, inScripts} {
+		columns = append(columns, col(string(f), f, decimals(1)))
 	}
-	return p
-}
-
-// perOp is commands by name, per operation.
-type perOp map[string]float64
-
-// scripts is how many scripts were run.
-func (p perOp) scripts() float64 { return p["eval"] + p["evalsha"] }
-
-// all is how many commands were run, those that scripts call among them.
-func (p perOp) all() float64 {
-	sum := 0.0
-	for _, n := range p {
-		sum += n
-	}
-	return sum
-}
-
-// String lists the commands, the most frequent first, and leaves out what is too
-// rare to be the operation's own.
-func (p perOp) String() string {
-	names := slices.SortedFunc(maps.Keys(p), func(a, b string) int {
-		return cmp.Or(cmp.Compare(p[b], p[a]), cmp.Compare(a, b))
-	})
-	var list []string
-	for _, name := range names {
-		if p[name] >= 0.005 {
-			list = append(list, fmt.Sprintf("%s %.2f", name, p[name]))
-		}
-	}
-	return strings.Join(list, ", ")
+	all.print(title, columns...)
 }

@@ -4,110 +4,133 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
+	"runtime"
+	"slices"
 	"time"
 )
+
+// pinning says which CPUs the program and its redis-server run on.
+type pinning struct {
+	name           string
+	client, server []int   // empty: wherever the kernel puts them
+	limit          float64 // of perkey's p50, times raw's; 0: no bar is on it
+}
+
+// pinnings for what one goroutine does. Together on one core every instruction
+// of the client counts, since Redis waits for it; a core each is as over a network.
+//
+// Left alone the kernel keeps the two on one core, which is the fastest, as long
+// as the client uses one thread; who wakes a second one, by handing work from
+// goroutine to goroutine, is moved apart from Redis and takes twice as long. That depends on
+// what else the machine does, so it is shown, and no bar is on it.
+func (b *bench) pinnings() []pinning {
+	cpus := allowedCPUs()
+	if b.server.process == nil || len(cpus) < 2 {
+		return []pinning{{name: "not pinned", limit: 1.25}}
+	}
+	return []pinning{
+		{"client and server on one core", cpus[:1], cpus[:1], 1.25},
+		{"client and server on a core each", cpus[:1], cpus[1:2], 1.1},
+		{name: "not pinned"},
+	}[:scale(b, 3, 2)]
+}
+
+// pinned runs f under a pinning.
+func (b *bench) pinned(p pinning, f func()) {
+	if len(p.client) > 0 {
+		all := allowedCPUs()
+		procs := runtime.GOMAXPROCS(len(p.client)) // as the runtime chooses on so many CPUs
+		defer func() {
+			runtime.GOMAXPROCS(procs)
+			_, _ = pin(os.Getpid(), all), pin(b.server.process.Pid, all)
+		}()
+		check(pin(os.Getpid(), p.client))
+		check(pin(b.server.process.Pid, p.server))
+	}
+	f()
+}
+
+// roundTrips prints how long a round trip takes under each pinning, which the figures hold for.
+func roundTrips(b *bench) {
+	for _, p := range b.pinnings() {
+		took := make([]time.Duration, 2000)
+		b.pinned(p, func() {
+			for i := range took {
+				began := time.Now()
+				check(b.server.admin.Ping(b.ctx).Err())
+				took[i] = time.Since(began)
+			}
+		})
+		slices.Sort(took)
+		fmt.Printf("a round trip of PING, %s: %s\n", p.name, brief(float64(took[len(took)/2])))
+	}
+}
 
 // uncontended is the price of a lock that nobody else wants: one goroutine takes
 // a free key and releases it. Under a ctx that can be cancelled the same must
 // hold, since that is what every request handler has.
-func uncontended(b *bench) error {
+func uncontended(b *bench) {
 	cancellable, cancel := context.WithCancel(b.ctx)
 	defer cancel()
-	for _, place := range b.placements() {
-		err := b.placed(place, func() error {
-			if err := b.pairs(context.Background(), place, "background ctx"); err != nil {
-				return err
-			}
-			return b.pairs(cancellable, place, "cancellable ctx")
+	for _, p := range b.pinnings() {
+		b.pinned(p, func() {
+			check(b.run("background ctx", func(b *bench) { b.uncontended(context.Background(), p, "background ctx") }))
+			check(b.run("cancellable ctx", func(b *bench) { b.uncontended(cancellable, p, "cancellable ctx") }))
 		})
-		if err != nil {
-			return err
-		}
 	}
-	acquire, release, err := b.scriptsEachWay()
-	if err != nil {
-		return err
-	}
-	b.out.bar(bar{what: "uncontended, scripts to acquire", got: acquire, want: 1})
-	b.out.bar(bar{what: "uncontended, scripts to release", got: release, want: 1})
-	return nil
+	b.scriptsEachWay()
 }
 
-// pairs measures every contestant's pair under ctx.
-func (b *bench) pairs(ctx context.Context, place placement, variant string) error {
-	all, err := b.openAll(enter("raw", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey", "perkey-try"), 1)
-	defer all.close()
-	if err != nil {
-		return err
-	}
-	entries := make([]entry, len(all))
-	for i, c := range all {
-		slots := newSlots(64, "uncontended")
-		n := 0
-		entries[i] = entry{c.name, func(context.Context, int) error {
+func (b *bench) uncontended(ctx context.Context, p pinning, variant string) {
+	var entries []entry
+	for _, name := range []string{"raw", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey", "perkey-try"} {
+		l, keys, n := b.openLock(name, 1), newGuarded(64, "uncontended"), 0
+		entries = append(entries, entry{name, func(context.Context, int) error {
 			n++
-			return pair(ctx, c, &slots[n%len(slots)])
-		}}
+			return pair(ctx, l, &keys[n%len(keys)])
+		}})
 	}
-	results, err := b.measure(entries, sizes{workers: 1, turns: b.scale(20, 4), ops: b.scale(250, 100)})
-	if err != nil {
-		return err
-	}
-	b.out.table("uncontended acquire+release pair, 1 goroutine, "+place.name+", "+variant, "raw", results)
-	if place.limit > 0 {
-		what := "uncontended, " + place.name + ", " + variant
-		perkey, raw := find(results, "perkey"), find(results, "raw")
-		b.out.bar(bar{
-			what: what + ", p50 × raw", got: perkey.ratio(raw, p50), want: place.limit,
-			figure: fmt.Sprintf("%s, raw %s", brief(perkey.median(p50)), brief(raw.median(p50))),
-		})
+	all := b.measure(entries, sizes{workers: 1, turns: scale(b, 20, 4), ops: scale(b, 250, 100)})
+	all.printOps("uncontended acquire+release pair, 1 goroutine, "+p.name+", "+variant, "raw")
+	if p.limit > 0 {
+		what := "uncontended, " + p.name + ", " + variant
+		perkey, raw := all.find("perkey"), all.find("raw")
+		b.atMost(what+", p50 × raw", perkey.ratio(raw, p50), p.limit, durations(perkey, raw, p50))
 		// What is left over is the turn's own.
-		b.out.bar(bar{what: what + ", allocations", got: math.Round(perkey.allocs), want: 22})
+		b.atMost(what+", allocations", math.Round(perkey.median(allocs)), 22)
 	}
-	return nil
 }
 
 // scriptsEachWay counts perkey's scripts for one acquire and one release.
-func (b *bench) scriptsEachWay() (acquire, release float64, err error) {
-	all, err := b.openAll(enter("perkey"), 1)
-	defer all.close()
-	if err != nil {
-		return 0, 0, err
-	}
-	slots := newSlots(100, "each-way")
-	taken := make([]held, len(slots))
+func (b *bench) scriptsEachWay() {
+	l, keys := b.openLock("perkey", 1), newGuarded(100, "each-way")
+	taken := make([]lease, len(keys))
 	// The first lease starts the subscription, whose checks are scripts: one or two, then one in 2.5 s.
-	if err := pair(b.ctx, all[0], &slots[0]); err != nil {
-		return 0, 0, err
-	}
-	if err := pause(b.ctx, 200*time.Millisecond); err != nil {
-		return 0, 0, err
-	}
-	each := func(do func(i int) error) (float64, error) {
-		before, err := b.server.calls(b.ctx)
-		if err != nil {
-			return 0, err
-		}
-		for i := range slots {
-			if err := do(i); err != nil {
-				return 0, fmt.Errorf("%q: %w", slots[i].key, err)
+	check(pair(b.ctx, l, &keys[0]))
+	check(pause(b.ctx, 200*time.Millisecond))
+	each := func(do func(i int)) float64 {
+		s := sample{ops: len(keys)}
+		s.watch(b, func() {
+			for i := range keys {
+				do(i)
 			}
-		}
-		after, err := b.server.calls(b.ctx)
-		if err != nil {
-			return 0, err
-		}
-		n := calls{}
-		n.add(before, after)
-		return n.per(len(slots)).scripts(), nil
+		})
+		return s.figures()[scripts]
 	}
-	acquire, err = each(func(i int) (err error) {
-		taken[i], err = all[0].Acquire(b.ctx, slots[i].key)
-		return err
-	})
-	if err != nil {
-		return 0, 0, err
+	b.atMost("uncontended, scripts to acquire", each(func(i int) { taken[i] = must(l.Acquire(b.ctx, keys[i].key)) }), 1)
+	b.atMost("uncontended, scripts to release", each(func(i int) { check(taken[i].Release(b.ctx)) }), 1)
+}
+
+// distinct is 64 goroutines that never want the same key: what concurrent calls
+// can gain by going to Redis together.
+func distinct(b *bench) {
+	const workers = 64
+	var entries []entry
+	for _, name := range []string{"raw", "group", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey"} {
+		entries = append(entries, pairs(name, b.openLock(name, workers), workers))
 	}
-	release, err = each(func(i int) error { return taken[i].Release(b.ctx) })
-	return acquire, release, err
+	all := b.measure(entries, sizes{workers, scale(b, 20, 2), 25})
+	all.printOps("uncontended, 64 goroutines, distinct keys", "raw")
+	b.atLeast("uncontended, 64 goroutines, throughput × raw", all.find("perkey").ratio(all.find("raw"), perSecond), 1.4)
 }

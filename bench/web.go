@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/http/httptest"
+
+	"github.com/gin-gonic/gin"
+	"github.com/labstack/echo/v4"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/echolock"
+	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
 )
 
@@ -16,7 +20,7 @@ import (
 // that serves POST /orders/{id} behind the guard.
 type framework struct {
 	name   string
-	byHand func(c contestant, visit visitor) http.Handler // the middleware that a team writes around a lock
+	byHand func(l lock, visit visitor) http.Handler // the middleware that a team writes around a lock
 	perKey func(guard *core.Guard, visit visitor) (http.Handler, error)
 	plain  func(visit visitor) http.Handler // without a guard
 	// beside is a service whose configuration guards other routes.
@@ -26,166 +30,198 @@ type framework struct {
 // visitor is what the route does, for an order.
 type visitor func(id string) error
 
-var frameworks = []framework{netHTTP, ginFramework, echoFramework}
-
-// web is the price of a guarded route as its clients see it, over loopback connections
-// that stay open. No two requests at a time have the same key.
-func web(b *bench) error {
-	for _, f := range frameworks {
-		for _, connections := range []int{1, 32} {
-			if err := b.web(f, connections); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (b *bench) web(f framework, connections int) error {
-	results, err := b.requests(f, connections)
-	if err != nil {
-		return err
-	}
-	title := fmt.Sprintf("%s, %d connections, distinct keys", f.name, connections)
-	if connections == 1 {
-		title = f.name + ", 1 connection"
-	}
-	floor := f.name + "+raw"
-	b.out.table(title, floor, results)
-	perkey, raw := find(results, f.name+"+perkey"), find(results, floor)
-	if connections == 1 {
-		b.out.bar(bar{what: title + ", p50 × " + floor, got: perkey.ratio(raw, p50), want: 1.2})
-		return nil
-	}
-	beside, plain := find(results, f.name+" beside"), find(results, f.name+" unguarded")
-	b.out.bar(bar{
-		what: title + ", beside guarded routes, requests/s × unguarded", got: beside.ratio(plain, perSecond), want: 0.9, atLeast: true,
-	})
-	b.out.bar(bar{
-		what: title + ", requests/s × " + floor, got: perkey.ratio(raw, perSecond), want: 1.25, atLeast: true,
-		figure: fmt.Sprintf("%.0f/s, %s %.0f/s", perkey.median(perSecond), floor, raw.median(perSecond)),
-	})
-	return nil
-}
-
-// routes are the ways in which the framework's route is guarded, in the order in which
-// they take turns.
-func (b *bench) routes(f framework) []route {
-	byHand := func(name string, open func(target) (contestant, error)) route {
-		return route{name, func(visit visitor) (http.Handler, io.Closer, error) {
-			c, err := open(target{addr: b.server.addr, lease: leaseTime})
-			if err != nil {
-				return nil, nil, err
-			}
-			return f.byHand(c, visit), c, nil
-		}}
-	}
-	return []route{
-		byHand(f.name+"+raw", newRaw),
-		byHand(f.name+"+group", newGroup),
-		byHand(f.name+"+redislock", newRedislock),
-		{f.name + "+perkey", func(visit visitor) (http.Handler, io.Closer, error) {
-			rdb := target{addr: b.server.addr}.client()
-			locker, err := core.New(rdb, core.WithTTL(leaseTime))
-			if err != nil {
-				return nil, nil, errors.Join(err, rdb.Close())
-			}
-			h, err := f.perKey(locker.Guard(core.RejectConflicts), visit)
-			return h, ownClient{perkey{locker}, rdb}, err
-		}},
-		{f.name + " unguarded", func(visit visitor) (http.Handler, io.Closer, error) {
-			return f.plain(visit), io.NopCloser(nil), nil
-		}},
-		{f.name + " beside", func(visit visitor) (http.Handler, io.Closer, error) {
-			return f.beside(others{}, visit), io.NopCloser(nil), nil
-		}},
-	}
-}
-
 // others are guarded routes that nobody asks for.
 type others struct{}
 
 func (others) Route(string, string) (httplock.Route, bool) { return httplock.Route{}, false }
 
-// route is one way to guard a route.
-type route struct {
-	name string
-	// open returns the handler, and what to close after it.
-	open func(visit visitor) (http.Handler, io.Closer, error)
+// web is the price of a guarded route as its clients see it, over loopback connections
+// that stay open. No two requests at a time have the same key.
+func web(b *bench) {
+	for _, f := range []framework{netHTTP, ginFramework, echoFramework} {
+		for _, connections := range []int{1, 32} {
+			check(b.run(f.name, func(b *bench) { b.web(f, connections) }))
+		}
+	}
 }
 
-func (b *bench) requests(f framework, connections int) ([]result, error) {
-	var services []*service
-	defer func() {
-		for _, s := range services {
-			s.close()
-		}
-	}()
+func (b *bench) web(f framework, connections int) {
 	var entries []entry
-	for _, r := range b.routes(f) {
-		s, err := serve(r, connections)
+	add := func(way string, guard func(visit visitor) (http.Handler, error)) {
+		entries = append(entries, entry{f.name + way, b.service(connections, guard)})
+	}
+	for _, name := range []string{"raw", "group", "redislock"} {
+		l := b.openLock(name, connections)
+		add("+"+name, func(visit visitor) (http.Handler, error) { return f.byHand(l, visit), nil })
+	}
+	perkeyLock := b.openLock("perkey", connections).(perkeyLock)
+	guard := perkeyLock.Guard(core.RejectConflicts)
+	add("+perkey", func(visit visitor) (http.Handler, error) { return f.perKey(guard, visit) })
+	add(" unguarded", func(visit visitor) (http.Handler, error) { return f.plain(visit), nil })
+	add(" beside", func(visit visitor) (http.Handler, error) { return f.beside(others{}, visit), nil })
+
+	title := fmt.Sprintf("%s, %d connections, distinct keys", f.name, connections)
+	if connections == 1 {
+		title = f.name + ", 1 connection"
+	}
+	all := b.measure(entries, sizes{connections, scale(b, 20, 3), max(20, 250/connections)})
+	all.printOps(title, f.name+"+raw")
+	perkey, raw := all.find(f.name+"+perkey"), all.find(f.name+"+raw")
+	if connections == 1 {
+		b.atMost(title+", p50 × "+raw.name, perkey.ratio(raw, p50), 1.2)
+		return
+	}
+	beside, plain := all.find(f.name+" beside"), all.find(f.name+" unguarded")
+	b.atLeast(title+", beside guarded routes, requests/s × unguarded", beside.ratio(plain, perSecond), 0.9)
+	b.atLeast(title+", requests/s × "+raw.name, perkey.ratio(raw, perSecond), 1.25, rates(perkey, raw))
+}
+
+// service serves a route until the scenario ends, and returns the request that one of its clients makes.
+func (b *bench) service(connections int, guard func(visit visitor) (http.Handler, error)) func(context.Context, int) error {
+	orders := newGuarded(connections, "order")
+	byID := map[string]*guarded{}
+	for i := range orders {
+		byID[fmt.Sprint(i)] = &orders[i]
+	}
+	srv := httptest.NewServer(must(guard(func(id string) error { return byID[id].visit() })))
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}}
+	b.cleanup(func() {
+		client.CloseIdleConnections()
+		srv.Close()
+	})
+	urls := make([]string, connections)
+	for i := range urls {
+		urls[i] = fmt.Sprintf("%s/orders/%d", srv.URL, i)
+	}
+	return func(ctx context.Context, worker int) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, urls[worker], http.NoBody)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.name, err)
+			return err
 		}
-		services = append(services, s)
-		entries = append(entries, entry{r.name, s.request})
-	}
-	return b.measure(entries, sizes{workers: connections, turns: b.scale(20, 3), ops: max(20, 250/connections)})
-}
-
-// service has one route, and its clients.
-type service struct {
-	guard  io.Closer
-	http   *http.Server
-	client *http.Client
-	urls   []string // each worker's
-}
-
-func serve(r route, connections int) (*service, error) {
-	slots := newSlots(connections, "order")
-	byID := map[string]*slot{}
-	for i := range slots {
-		byID[fmt.Sprint(i)] = &slots[i]
-	}
-	handler, guard, err := r.open(func(id string) error { return byID[id].visit() })
-	if err != nil {
-		return nil, err
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, errors.Join(err, guard.Close())
-	}
-	s := &service{
-		guard:  guard,
-		http:   &http.Server{Handler: handler},
-		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}},
-	}
-	for i := range slots {
-		s.urls = append(s.urls, fmt.Sprintf("http://%s/orders/%d", ln.Addr(), i))
-	}
-	go func() { _ = s.http.Serve(ln) }()
-	return s, nil
-}
-
-func (s *service) request(ctx context.Context, worker int) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.urls[worker], http.NoBody)
-	if err != nil {
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("answered %s: %s", resp.Status, body)
+		}
 		return err
 	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return err
-	}
-	body, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("answered %s: %s", resp.Status, body)
-	}
-	return err
 }
 
-func (s *service) close() {
-	s.client.CloseIdleConnections()
-	_ = s.http.Close()
-	_ = s.guard.Close()
+// done is what each route answers.
+const done = "paid"
+
+var netHTTP = framework{
+	name: "net/http",
+	byHand: func(l lock, visit visitor) http.Handler {
+		return mux(visit, func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h, err := l.Acquire(r.Context(), "order:"+r.PathValue("id"))
+				if err != nil {
+					w.WriteHeader(http.StatusConflict)
+					return
+				}
+				defer func() { _ = h.Release(context.WithoutCancel(r.Context())) }()
+				next.ServeHTTP(w, r)
+			})
+		})
+	},
+	perKey: func(guard *core.Guard, visit visitor) (http.Handler, error) {
+		m, err := httplock.New(guard)
+		return mux(visit, func(next http.Handler) http.Handler { return m.Handler(httplock.Param("order:", "id"), next) }), err
+	},
+	plain: func(visit visitor) http.Handler {
+		return mux(visit, func(next http.Handler) http.Handler { return next })
+	},
+	beside: func(routes httplock.Routes, visit visitor) http.Handler {
+		return httplock.FromConfig(routes)(mux(visit, func(next http.Handler) http.Handler { return next }))
+	},
+}
+
+func mux(visit visitor, guard func(http.Handler) http.Handler) *http.ServeMux {
+	m := http.NewServeMux()
+	m.Handle("POST /orders/{id}", guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := visit(r.PathValue("id")); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write([]byte(done))
+	})))
+	return m
+}
+
+var ginFramework = framework{
+	name: "gin",
+	byHand: func(l lock, visit visitor) http.Handler {
+		return ginEngine(visit, func(g *gin.Context) {
+			h, err := l.Acquire(g.Request.Context(), "order:"+g.Param("id"))
+			if err != nil {
+				g.AbortWithStatus(http.StatusConflict)
+				return
+			}
+			defer func() { _ = h.Release(context.WithoutCancel(g.Request.Context())) }()
+			g.Next()
+		})
+	},
+	perKey: func(guard *core.Guard, visit visitor) (http.Handler, error) {
+		h, err := ginlock.New(guard, ginlock.Param("order:", "id"))
+		return ginEngine(visit, h), err
+	},
+	plain: func(visit visitor) http.Handler { return ginEngine(visit) },
+	beside: func(routes httplock.Routes, visit visitor) http.Handler {
+		return ginEngine(visit, ginlock.FromConfig(routes))
+	},
+}
+
+func ginEngine(visit visitor, guard ...gin.HandlerFunc) http.Handler {
+	gin.SetMode(gin.ReleaseMode)
+	engine := gin.New()
+	engine.Use(guard...)
+	engine.POST("/orders/:id", func(c *gin.Context) {
+		if err := visit(c.Param("id")); err != nil {
+			c.String(http.StatusInternalServerError, err.Error())
+			return
+		}
+		c.String(http.StatusOK, done)
+	})
+	return engine
+}
+
+var echoFramework = framework{
+	name: "echo",
+	byHand: func(l lock, visit visitor) http.Handler {
+		return echoEngine(visit, func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(e echo.Context) error {
+				h, err := l.Acquire(e.Request().Context(), "order:"+e.Param("id"))
+				if err != nil {
+					return e.NoContent(http.StatusConflict)
+				}
+				defer func() { _ = h.Release(context.WithoutCancel(e.Request().Context())) }()
+				return next(e)
+			}
+		})
+	},
+	perKey: func(guard *core.Guard, visit visitor) (http.Handler, error) {
+		h, err := echolock.Config{Guard: guard, Key: echolock.Param("order:", "id")}.ToMiddleware()
+		return echoEngine(visit, h), err
+	},
+	plain: func(visit visitor) http.Handler { return echoEngine(visit) },
+	beside: func(routes httplock.Routes, visit visitor) http.Handler {
+		return echoEngine(visit, echolock.FromConfig(routes))
+	},
+}
+
+func echoEngine(visit visitor, guard ...echo.MiddlewareFunc) http.Handler {
+	engine := echo.New()
+	engine.Use(guard...)
+	engine.POST("/orders/:id", func(c echo.Context) error {
+		if err := visit(c.Param("id")); err != nil {
+			return c.String(http.StatusInternalServerError, err.Error())
+		}
+		return c.String(http.StatusOK, done)
+	})
+	return engine
 }

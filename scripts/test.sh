@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all tests, with the race detector but for those of the modules beside the main one, and says first and last which Redis and which
-# databases they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
+# databases they used. Arguments go to `go test` of the main module. SLOWEST=20 lists its twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,29 +16,31 @@ echo "test: on $servers"
 # hundreds. What may still race then is little: most check that no goroutine is left.
 export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 
+test_module() { (cd "$1" && go vet ./... && go test -count=1 -parallel=6 -timeout=5m ./...); }
+
+# The modules beside the main one, which have dependencies of their own: one after the other, while the main one is tested.
+# Most tests wait most of the time. What they print follows the main module's.
+nested=$(git ls-files '*/go.mod' | xargs -n1 dirname)
+tmp=$(mktemp -d)
+set -m # a process group of their own, so that they end with this script
+for module in $nested; do
+	test_module "$module" || echo "$module" >>"$tmp/failed"
+done >"$tmp/output" 2>&1 </dev/null &
+beside=$!
+set +m
+trap 'kill -- -$beside; rm -rf "$tmp"' EXIT
+
 status=0
-# Not from the cache: half of what is tested is not Go. Most tests wait most of the
-# time, so more of them run at a time than there are processors.
-# The two packages that take longest begin first.
-RACE=-race scripts/gotest.sh "$@" ./core ./delayqueue ./... || status=1
-# The benchmarks are a module of their own, and must not rot.
-(cd bench && go vet ./... && go test -count=1 -timeout=1m ./...) || { echo "FAIL bench" && status=1; }
-# So are the tests of sqlfence, for their drivers. They wait most of the time.
-(cd sqlfence/sqltest && go vet ./... && go test -count=1 -parallel=6 -timeout=5m ./...) || { echo "FAIL sqlfence/sqltest" && status=1; }
-# And lockprom, for client_golang, with what deploy/ makes of its metrics.
-(cd lockprom && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockprom" && status=1; }
-# And lockotel, for OpenTelemetry.
-(cd lockotel && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockotel" && status=1; }
-# And cmd/perkey, for its command line.
-(cd cmd/perkey && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL cmd/perkey" && status=1; }
-# And the tests of the demo in a terminal, for its pty.
-(cd examples/demo/demotest && go vet ./... && go test -count=1 -timeout=3m ./...) || { echo "FAIL examples/demo/demotest" && status=1; }
-# And the tutorial's shop, for its database.
-(cd examples/shop && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL examples/shop" && status=1; }
-# And the tests of the console in a browser, for chromedp.
-(cd ops/console/browsertest && go vet ./... && go test -count=1 -timeout=5m ./...) || { echo "FAIL ops/console/browsertest" && status=1; }
-# And the test of docs/openapi.yaml, for a validator.
-(cd httplock/openapitest && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL httplock/openapitest" && status=1; }
+# Not from the cache: half of what is tested is not Go. The packages that take longest begin first.
+RACE=-race scripts/gotest.sh "$@" ./core ./delayqueue ./ops/... ./httplock ./config ./asynqlock ./... || status=1
+wait "$beside"
+trap 'rm -rf "$tmp"' EXIT
+cat "$tmp/output"
+# One that fails among the others is tested again alone, as scripts/gotest.sh does with a test.
+for module in $(cat "$tmp/failed" 2>/dev/null); do
+	echo "test: $module failed among the others; alone:"
+	test_module "$module" || { echo "FAIL $module"; status=1; }
+done
 
 echo "test: on $servers: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status

@@ -132,6 +132,9 @@ func TestDemo_ServesTheConsole(t *testing.T) {
 				require.Equal(t, http.StatusOK, get("[::1]", "/ops/").Code)
 				require.Equal(t, http.StatusOK, get("127.0.0.1", "/ops/").Code)
 			}
+			front := get("localhost:80", "/")
+			require.Equal(t, http.StatusSeeOther, front.Code, "the service's address, as the demo prints it")
+			require.Equal(t, "/ops/", front.Header().Get("Location"))
 			change := httptest.NewRequest(http.MethodPost, "http://localhost/ops/change", strings.NewReader("do=pause&queue=ship&minutes=1&why=a+test"))
 			change.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 			send(change)

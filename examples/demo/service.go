@@ -89,6 +89,7 @@ func newService(rdb *redis.Client, prefix string, beat time.Duration, board *sco
 		return nil, err
 	}
 	r.Any("/ops/*path", gin.WrapH(pages))
+	r.GET("/", func(c *gin.Context) { c.Redirect(http.StatusSeeOther, "/ops/") })
 	if err := worker.Start(); err != nil {
 		return nil, err
 	}

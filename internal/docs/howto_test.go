@@ -3,10 +3,13 @@ package docs_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,6 +26,7 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/locktest"
+	"github.com/perkey-go/perkey/retry"
 	"github.com/perkey-go/perkey/sqlfence"
 )
 
@@ -34,7 +38,7 @@ func TestMain(m *testing.M) {
 // The functions of this file are the programs of docs/howto. TestGo_Compiles finds their code here.
 
 func cronJob(ctx context.Context, locker *core.Locker, makeReport func(context.Context) error) func() {
-	hourly := func() { // give it to any cron library, in every replica
+	hourly := func() { // give it to any cron library, in every replica; ctx ends when the service stops
 		ran, err := locker.Once(ctx, "cron:report", time.Hour, makeReport)
 		if err != nil {
 			slog.ErrorContext(ctx, "the hourly report", "ran", ran, "error", err)
@@ -94,28 +98,42 @@ func payments(rdb redis.UniversalClient, locker *core.Locker, r *gin.Engine, pay
 	if err != nil {
 		return err
 	}
-	r.POST("/orders/:id/pay", ginlock.PerKey(locker.Guard(core.RejectConflicts), ginlock.ParamInt("order:", "id"),
+	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second}) // for the first of two equal requests, to have its response
+	r.POST("/orders/:id/pay", ginlock.PerKey(wait, ginlock.ParamInt("order:", "id"),
 		ginlock.WithPrincipal(user), // whose Idempotency-Key it is
 		httplock.WithIdempotency(store, httplock.RequireIdempotencyKey())), pay)
 	return nil
 }
 
-func fenced(db *sql.DB, status func(context.Context, *sql.DB, string) (string, error), charge func(_ context.Context, idempotencyKey string) error, setPaid func(context.Context, *sql.Tx, string) error) func(context.Context, string) error {
-	payOrder := func(ctx context.Context, order string) error {
+func fenced(db *sql.DB, status func(context.Context, *sql.DB, int64) (string, error), charge func(_ context.Context, idempotencyKey string) error, setPaid func(context.Context, *sql.Tx, int64) error) gin.HandlerFunc {
+	payOrder := func(ctx context.Context, order int64) error {
 		lease, _ := core.LeaseFrom(ctx)
 		if err := sqlfence.Claim(ctx, db, lease); err != nil {
-			return err // sqlfence.ErrStale: a newer holder has claimed; answer 503
+			return err // sqlfence.ErrStale: a newer holder has claimed
 		}
 		was, err := status(ctx, db, order)
 		if err != nil || was == "paid" {
 			return err
 		}
-		if err := charge(ctx, "order-"+order); err != nil { // the provider's own idempotency key: one for each order
+		if err := charge(ctx, fmt.Sprint("order-", order)); err != nil { // the provider's own idempotency key: one for each order
 			return err
 		}
 		return sqlfence.Write(ctx, db, lease, func(tx *sql.Tx) error { return setPaid(ctx, tx, order) })
 	}
-	return payOrder
+	pay := func(c *gin.Context) {
+		order, err := strconv.ParseInt(c.Param("id"), 10, 64) // 42 and 042 are one order here too
+		if err != nil {
+			c.Status(http.StatusBadRequest)
+			return
+		}
+		if err := payOrder(c.Request.Context(), order); err != nil { // the request's context has the lease, and ends with it
+			slog.ErrorContext(c.Request.Context(), "payment", "order", order, "error", err)
+			c.Status(http.StatusServiceUnavailable) // is not kept: sent again, it runs again
+			return
+		}
+		c.String(http.StatusOK, "paid")
+	}
+	return pay
 }
 
 // Whether the fence holds is tested with databases in sqlfence/sqltest, and in examples/shop.
@@ -125,16 +143,22 @@ func TestHowto_APaymentThatIsMadeAgainRunsOnce(t *testing.T) {
 	t.Parallel()
 	env := locktest.New(t, locktest.WithPrefix("shop"))
 	r := gin.New()
-	ran := 0
+	ran, started, end := 0, make(chan struct{}), make(chan struct{})
 	pay := func(c *gin.Context) {
-		if ran++; c.Query("fail") != "" {
+		ran++
+		if c.Query("slow") != "" {
+			close(started)
+			<-end
+		}
+		if c.Query("fail") != "" {
 			c.Status(http.StatusServiceUnavailable) // as after sqlfence.ErrStale
 			return
 		}
 		c.String(http.StatusOK, "paid")
 	}
 	user := func(c *gin.Context) (string, error) { return c.GetHeader("X-User"), nil }
-	require.NoError(t, payments(env.Client(), env.Locker(t), r, pay, user))
+	locker := env.Locker(t)
+	require.NoError(t, payments(env.Client(), locker, r, pay, user))
 	send := func(path, user, key, body string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		req := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
@@ -162,8 +186,24 @@ func TestHowto_APaymentThatIsMadeAgainRunsOnce(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, send("/orders/7/pay?fail=1", "alice", `"b"`, "").Code)
 	assert.Equal(t, 4, ran, "a 503 is not kept")
 
+	var first, second *httptest.ResponseRecorder
+	var clients sync.WaitGroup
+	clients.Go(func() { first = send("/orders/8/pay?slow=1", "alice", `"c"`, "") })
+	<-started
+	clients.Go(func() { second = send("/orders/8/pay?slow=1", "alice", `"c"`, "") })
+	require.Eventually(t, func() bool {
+		info, err := locker.Inspect(t.Context(), "order:8")
+		return err == nil && info.Waiting == 1
+	}, 2*time.Second, time.Millisecond)
+	close(end)
+	clients.Wait()
+	assert.Equal(t, "paid", first.Body.String())
+	assert.Equal(t, "paid", second.Body.String())
+	assert.Equal(t, "true", second.Header().Get("Idempotent-Replayed"), "of two at once the second has the first one's response")
+	assert.Equal(t, 5, ran)
+
 	release := env.Hold(t, "order:7")
-	assert.Equal(t, http.StatusConflict, send("/orders/7/pay", "alice", `"c"`, "").Code)
+	assert.Equal(t, http.StatusConflict, send("/orders/7/pay", "alice", `"d"`, "").Code)
 	release()
 }
 

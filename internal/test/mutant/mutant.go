@@ -44,7 +44,7 @@ func Catch(t *testing.T, mutants []Mutant, run string, env ...string) {
 // Run expects a mutant in a binary that Build made to fail the tests that run matches.
 func Run(t *testing.T, binary, name, run string, env ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), binary, "-test.run", run, "-test.timeout", "2m")
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run", run, "-test.failfast", "-test.timeout", "2m")
 	cmd.Env = append(append(os.Environ(), env...), Var+"="+name)
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err, "not caught:\n%s", out)

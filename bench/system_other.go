@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-func createBoard(string) error { return errors.ErrUnsupported }
+// Measurements need Linux. What is here lets the program build elsewhere.
 
-func openBoard(string) (*board, error) { return nil, errors.ErrUnsupported }
+func startChild(*exec.Cmd) error { return errors.ErrUnsupported }
 
 func monotonic() time.Duration { return time.Duration(time.Now().UnixNano()) }
 
 func sleepUntil(t time.Duration) { time.Sleep(t - monotonic()) }
 
-func sharpTimers() {}
-
 func cpuTime() time.Duration { return 0 }
 
-func dieWithParent(*exec.Cmd) {}
+func allowedCPUs() []int { return nil }
+
+func pin(int, []int) error { return errors.ErrUnsupported }
