@@ -22,7 +22,7 @@ import (
 
 // A holder that lost its lease does not say what came of the request: the one that ran
 // it after does.
-func TestACrashLeavesTheRequestRunnable(t *testing.T) {
+func TestIdempotency_CrashLeavesTheRequestRunnable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		var runs atomic.Int64
@@ -49,7 +49,7 @@ func TestACrashLeavesTheRequestRunnable(t *testing.T) {
 }
 
 // A client that has left does not hide that the lease was lost.
-func TestALostLeaseKeepsNothingThoughTheClientHadLeft(t *testing.T) {
+func TestIdempotency_LostLeaseStoresNothingThoughTheClientHadLeft(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	ctx, leave := context.WithCancel(t.Context())
 	var runs atomic.Int64
@@ -83,7 +83,7 @@ func TestALostLeaseKeepsNothing(t *testing.T) {
 	requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 }
 
-func TestAProcessThatDiesLeavesTheRequestRunnable(t *testing.T) {
+func TestIdempotency_DeadProcessLeavesTheRequestRunnable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		// The process that begins has a Locker that is cut off before it can finish or release.
 		b := testbed.New(t, env)
@@ -107,7 +107,7 @@ func TestAProcessThatDiesLeavesTheRequestRunnable(t *testing.T) {
 	})
 }
 
-func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
+func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {
 	b, server := testbed.NewFragile(t)
 	log := &testbed.Log{}
 	var runs atomic.Int64
@@ -171,7 +171,7 @@ func TestRedisRestartedEmpty(t *testing.T) {
 	requireReplayed(t, during, testbed.Do(h, withKey(t, testbed.OrderPath+"?restart", "k2", "{}")))
 }
 
-func TestARecordThatIsJunkRunsNothing(t *testing.T) {
+func TestIdempotency_JunkRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
 	require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Status)

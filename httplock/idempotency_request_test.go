@@ -26,7 +26,7 @@ import (
 )
 
 // What cannot be kept whole is not answered in part, and its request is not run again.
-func TestResponsesThatAreNotKept(t *testing.T) {
+func TestIdempotency_ResponsesThatAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	file := filepath.Join(t.TempDir(), "large")
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("f", 11)), 0o600))
@@ -111,7 +111,7 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 	}
 }
 
-func TestHijackedConnectionsAreNotKept(t *testing.T) {
+func TestIdempotency_HijackedConnectionsAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	// The second request waits: the first has its response before its handler returns.
@@ -134,7 +134,7 @@ func TestHijackedConnectionsAreNotKept(t *testing.T) {
 }
 
 // A client that is cut off comes back for the whole response.
-func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
+func TestIdempotency_ClientThatLeftGetsItsResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		body := bytes.Repeat([]byte("0123456789"), 5000)
@@ -178,7 +178,7 @@ func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
 	})
 }
 
-func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
+func TestIdempotency_HandlerThatGaveUpIsRunAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for name, give := range map[string]http.HandlerFunc{
 		"an error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "interrupted", http.StatusBadRequest) },
@@ -206,7 +206,7 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 
 // A response that is too long to be kept is no sign that the handler gave up: the work of
 // the client that left, and is the one to come back, is not done twice.
-func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
+func TestIdempotency_LongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	ctx, leave := context.WithCancel(t.Context())
 	var runs atomic.Int64
@@ -221,7 +221,7 @@ func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 
 // Middleware in front that compresses says so in the header that the handler has, and some
 // says it beforehand. What is kept was not compressed yet.
-func TestEncodingsInFrontAreNotKept(t *testing.T) {
+func TestIdempotency_EncodingsInFrontAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var encoded atomic.Bool
 	inner := idempotent(t, b, nil, ok)
@@ -245,7 +245,7 @@ func TestEncodingsInFrontAreNotKept(t *testing.T) {
 }
 
 // What a guard behind says is not what came of the request.
-func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
+func TestIdempotency_RefusalsOfAnInnerGuardAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	inner := func(next http.Handler) http.Handler {
 		key := func(*http.Request) (string, error) { return "inner", nil }
@@ -267,7 +267,7 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 }
 
 // What a handler asks of its own service, under another key, is a request by itself.
-func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
+func TestIdempotency_RequestOfAHandlerHasItsOwnKey(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	opt := remembering(newIdempotency(t, b))
 	guarded := func(key httplock.KeyFunc, next http.HandlerFunc) http.Handler {
@@ -297,7 +297,7 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 
 // A refusal anywhere behind a handler's own request says how things stood, as that of the
 // guard that the request met first does: what the handler made of it is not kept.
-func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
+func TestIdempotency_RefusalsBehindARequestOfAHandlerAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	opt := remembering(newIdempotency(t, b))
 	guarded := func(key string, next http.Handler, opts ...httplock.Option) http.Handler {
@@ -321,7 +321,7 @@ func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 
 // It belongs to whom it did when the handler ran for a request from outside: in a replay,
 // too, it is found to be made, and not taken for another's.
-func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
+func TestIdempotency_PrincipalOfARequestThatAReplayMakes(t *testing.T) {
 	tenant := func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }
 	for name, test := range map[string]struct {
 		whose   httplock.Option
@@ -373,7 +373,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 	}
 }
 
-func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
+func TestIdempotency_AdapterWithoutTeeRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
 	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), remembering(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
@@ -389,7 +389,7 @@ func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
-func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
+func TestIdempotency_ParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		var runs atomic.Int64
@@ -435,7 +435,7 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 }
 
 // Requests that are parked at the same time may get two tickets. They run once.
-func TestARequestParkedTwiceRunsOnce(t *testing.T) {
+func TestIdempotency_RequestParkedTwiceRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		var runs atomic.Int64
@@ -463,7 +463,7 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 }
 
 // A header that belongs to the connection is not parked, and so is no part of the payload.
-func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
+func TestIdempotency_ParkedRequestIsRecognizedByWhatIsStored(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	release := d.Hold(t)
@@ -478,7 +478,7 @@ func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 }
 
 // A replay without the key would run although the request is made, and answered, again.
-func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
+func TestIdempotency_KeyOfTheConnectionIsNotParked(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
@@ -495,7 +495,7 @@ func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
 	require.EqualValues(t, 1, runs.Load())
 }
 
-func TestATicketIsGoodUntilItExpires(t *testing.T) {
+func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
 	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	d.Hold(t)
@@ -505,7 +505,7 @@ func TestATicketIsGoodUntilItExpires(t *testing.T) {
 	}, "it is parked anew")
 }
 
-func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
+func TestIdempotency_CostsOneScriptBeforeAndOneAfter(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
 	for range 2 { // the scripts are loaded

@@ -21,7 +21,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestIdempotencyKeyIsAStringWithQuotesOrWithout(t *testing.T) {
+func TestIdempotencyKey_IsAStringWithQuotesOrWithout(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("k", 255)
 	for _, test := range []struct {
@@ -136,7 +136,7 @@ func count(runs *atomic.Int64, status int) http.HandlerFunc {
 	}
 }
 
-func TestARequestMadeTwiceHasTheFirstResponse(t *testing.T) {
+func TestIdempotency_RequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
@@ -236,7 +236,7 @@ func TestWhichResponsesAreKept(t *testing.T) {
 
 // An upstream that is guarded itself refuses so, and its client is to try again under the
 // same key.
-func TestARefusalWithRetryAfterIsNotKept(t *testing.T) {
+func TestIdempotency_RefusalWithRetryAfterIsNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for status, kept := range map[int]bool{202: true, 303: true, 409: false, 413: false, 423: false} {
 		var runs atomic.Int64
@@ -257,7 +257,7 @@ func TestARefusalWithRetryAfterIsNotKept(t *testing.T) {
 	}
 }
 
-func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
+func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		for name, test := range map[string]struct {
@@ -320,7 +320,7 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 	})
 }
 
-func TestOtherPayloadsAreRefused(t *testing.T) {
+func TestIdempotency_OtherPayloadsAreRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		var runs atomic.Int64
@@ -372,7 +372,7 @@ func TestOtherPayloadsAreRefused(t *testing.T) {
 	})
 }
 
-func TestKeysThatAreMissingOrMalformed(t *testing.T) {
+func TestIdempotencyKey_MissingOrMalformed(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, mustNotRun(t), httplock.RequireIdempotencyKey())
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
@@ -397,7 +397,7 @@ func TestKeysThatAreMissingOrMalformed(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Do(alone, withKey(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
 }
 
-func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
+func TestIdempotencyKey_IsIgnoredOnSafeMethods(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	h := guarded(b.Locker.Guard(core.RejectConflicts), count(&runs, http.StatusOK), httplock.WithLockedSafeMethods(),
@@ -412,7 +412,7 @@ func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
 	require.EqualValues(t, 6, runs.Load())
 }
 
-func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
+func TestIdempotencyKey_BelongsToARouteAndAPrincipal(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	who := func(r *http.Request) (string, error) {
@@ -470,7 +470,7 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 	both.Wait()
 }
 
-func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
+func TestIdempotency_CredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
 	withToken := withKey(t, testbed.OrderPath, "k", "{}")
@@ -499,7 +499,7 @@ func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 
 // Only what excludes one another is compared: a request for another lock is another one,
 // even if its target and body are the same.
-func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
+func TestIdempotency_LocksKeyIsPartOfThePayload(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
@@ -513,7 +513,7 @@ func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
 	require.EqualValues(t, 1, runs.Load())
 }
 
-func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
+func TestIdempotency_BodiesTooLargeToCompareAreRefused(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithMaxBody(10), remembering(newIdempotency(t, b)))
 	require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "0123456789")).Status)
@@ -527,7 +527,7 @@ func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
 	require.Equal(t, http.StatusOK, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "0123456789a").Status, "without a key it runs as ever")
 }
 
-func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
+func TestWithIdempotency_MistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	store := newIdempotency(t, b)

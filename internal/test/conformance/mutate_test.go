@@ -147,7 +147,7 @@ func hoisted(app conformance.App) conformance.App {
 	return app
 }
 
-func TestWhatAFrameworkLacksIsNotChecked(t *testing.T) {
+func TestConformance_SkipsWhatAFrameworkLacks(t *testing.T) {
 	a := toyAdapter(perKey)
 	a.Lacks = map[conformance.Capability]string{conformance.HandlerErrors: "handlers return nothing"}
 	results := conformance.Check(t, redistest.Embedded(t), a, "handler's error is the framework's")
