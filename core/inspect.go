@@ -93,8 +93,8 @@ type Holder struct {
 	// it. It can be late if the server's clock was set back.
 	Since time.Time
 	// TTL is for how long the lease is renewed, each time that a third of it is over, and Remaining what is left of it. If less
-	// than half remains, the renewal is late: unless the lease was not renewed yet (WithFirstLease), or has a MaxHold. TTL is what
-	// the call of Name and ID asked for, to the millisecond: Extend does not change it. It is 0 if it is not known.
+	// than half remains, the renewal is late: unless the lease was not renewed yet (WithFirstLease), has a MaxHold or a MinHold, or was handed over
+	// to a call with another TTL. TTL is what the call of Name and ID asked for, to the millisecond: Extend does not change it. It is 0 if it is not known.
 	TTL, Remaining time.Duration
 }
 

@@ -150,13 +150,18 @@ func (w *Worker) hasRun(c *claim) {
 		c.suspect = false
 		w.suspects.Add(-1)
 	}
+	if c.runs {
+		c.runs = false
+		<-w.running
+	}
+}
+
+// wasAlone has others claimed again. Until Redis knows how a message has ended that ran alone, a death of the process would
+// be taken for its doing.
+func (w *Worker) wasAlone(c *claim) {
 	if c.alone {
 		c.alone = false
 		<-w.alone
 		w.claimAgain()
-	}
-	if c.runs {
-		c.runs = false
-		<-w.running
 	}
 }

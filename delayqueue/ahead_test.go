@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -212,6 +213,94 @@ func TestLastAttempt_WaitsForNoHandlerThatHangs(t *testing.T) {
 		b.reaches("last", delayqueue.StateDone)
 		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
 	})
+}
+
+// Until Redis knows how it ended, its worker's death would be its doing.
+func TestLastAttempt_IsAloneUntilItIsSettled(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		b.enqueue(delayqueue.Job{ID: "last"})
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), "last", "-------1 0 1 0  died").Err())
+		for i := range 30 {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+		}
+		var started, beside atomic.Int64
+		var blocked atomic.Bool
+		rdb := env.Client(t)
+		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == delayqueue.ScriptHashes["settle"] && slices.Contains(args, any("last")) {
+				before := started.Load()
+				time.Sleep(100 * time.Millisecond)
+				beside.Add(started.Load() - before)
+				blocked.Store(true)
+			}
+		}))
+		b.startOn(b.newQueue(rdb, delayqueue.WithMaxAttempts(2)), func(context.Context, delayqueue.Message) error {
+			started.Add(1)
+			time.Sleep(time.Millisecond)
+			return nil
+		}, delayqueue.WithConcurrency(4))
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
+		require.True(t, blocked.Load())
+		require.Zero(t, beside.Load(), "ran before the last attempt was settled")
+	})
+}
+
+// A claim of another partition is answered so late that its slots were given back.
+func TestLastAttempt_IsAloneThoughAClaimWasSlow(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		options := []delayqueue.Option{delayqueue.WithMaxAttempts(2), delayqueue.WithPartitions(2)}
+		b := setup(t, env, options...)
+		parts := [2]string{env.Prefix + ":queue:{q/2.2}:", env.Prefix + ":queue:{q/1.2}:"}
+		lasts := 0
+		b.enqueue(delayqueue.Job{ID: "last"})
+		if b.rdb.HExists(t.Context(), parts[1]+"m", "last").Val() {
+			lasts = 1
+		}
+		require.NoError(t, b.rdb.HSet(t.Context(), parts[lasts]+"r", "last", "-------1 0 1 0  died").Err())
+		for i := 0; b.rdb.HLen(t.Context(), parts[1-lasts]+"m").Val() < 4; i++ {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+		}
+		started := make(chan struct{})
+		rdb := env.Client(t)
+		rdb.AddHook(afterClaim{parts[1-lasts], func() { <-started }})
+		var alone, beside atomic.Bool
+		b.startOn(b.newQueue(rdb, options...), func(_ context.Context, m delayqueue.Message) error {
+			if m.ID == "last" {
+				alone.Store(true)
+				close(started)
+				time.Sleep(100 * time.Millisecond)
+				alone.Store(false)
+			} else if alone.Load() {
+				beside.Store(true)
+			}
+			return nil
+		}, delayqueue.WithConcurrency(8))
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
+		require.False(t, beside.Load(), "another message ran beside the last attempt")
+	})
+}
+
+// afterClaim calls a function between the reply to a claim in a partition and who waits for it.
+type afterClaim struct {
+	base string
+	call func()
+}
+
+func (h afterClaim) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h afterClaim) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == delayqueue.ScriptHashes["claim"] && strings.HasPrefix(fmt.Sprint(args[3]), h.base) {
+			h.call()
+		}
+		return err
+	}
+}
+
+func (h afterClaim) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 func TestClaimsAhead_NotWhereAMessageHasOneAttempt(t *testing.T) {

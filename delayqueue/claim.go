@@ -219,8 +219,12 @@ func (w *claimer) takeSlots() (n int) {
 	return n
 }
 
-// takeSlot takes a slot, or one ahead, for a message that is claimed already. It reports false if there is none.
+// takeSlot takes a slot, or one ahead, for a message that is claimed already. It reports false if there is none, or if
+// a message runs alone.
 func (w *Worker) takeSlot() bool {
+	if len(w.alone) > 0 {
+		return false
+	}
 	select {
 	case w.slots <- struct{}{}:
 		return true

@@ -450,6 +450,24 @@ func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 	}
 }
 
+// Workers with other claim leases share its queue: it is sent again together with theirs.
+func TestASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		for _, id := range []string{"a", "b", "c"} {
+			enqueueTest(t, q, id, "")
+		}
+		claims := claimTest(t, q, "one", 2)
+		s, err := claimNext(t, claims[0], nextOfAny, "two")
+		require.NoError(t, err)
+		again := claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "two"}, time.Minute)
+		q.partitions[0].settle([]*settling{again, claims[1].end(outcome{kind: OutcomeDone}, time.Hour)})
+		require.NoError(t, again.err)
+		require.NotNil(t, again.settled.next)
+		require.Equal(t, s.next.ID, again.settled.next.ID)
+	})
+}
+
 func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)

@@ -79,6 +79,7 @@ func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 // conclude ends a claim that was settled, and reports it.
 func (w *Worker) conclude(c *claim, v outcome) {
 	defer c.cancel(nil)
+	defer w.wasAlone(c)
 	defer w.claims.drop(c)
 	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil {
 		stays := !v.moved && (v.kind == OutcomeConflict || v.kind == OutcomeReturned || v.kind == OutcomeRetry)

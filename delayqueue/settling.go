@@ -44,13 +44,13 @@ var settleLetters = map[Outcome]string{
 
 func (p *partition) settle(batch []*settling) {
 	args := make([]any, 0, 2+12*len(batch))
-	lease, first, now := time.Duration(0), int64(math.MaxInt64), p.clock.Load().now()
+	lease, ends, now := time.Duration(0), int64(math.MaxInt64), p.clock.Load().now()
 	for _, s := range batch {
 		lease = max(lease, s.lease)
 		s.claim.settledFrom = cmp.Or(s.claim.settledFrom, now)
-		first = min(first, s.claim.settledFrom)
+		ends = min(ends, s.claim.settledFrom+s.lease.Milliseconds())
 	}
-	args = append(args, lease.Milliseconds(), first)
+	args = append(args, lease.Milliseconds(), ends)
 	var long []string
 	for _, s := range batch {
 		args = p.settleArgs(args, s)

@@ -302,6 +302,19 @@ func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 		require.Equal(t, "42", key)
 		require.Equal(t, "y", r.FormValue("x"), "the handler has the form that was parsed")
 	})
+	t.Run("a panic of the router leaves nothing to the next", func(t *testing.T) {
+		for range 100 {
+			r := testbed.Request(t, http.MethodPost, "/", "")
+			require.Panics(t, func() {
+				_, _ = httplock.Match{Pattern: "/:id", Params: func(yield func(string, string) bool) {
+					yield("id", testbed.Secret)
+					panic("router's")
+				}}.Key(httplock.Param("", "id"), r)
+			})
+			_, err := httplock.Match{Pattern: "/:id", Params: func(func(string, string) bool) {}}.Key(httplock.Param("", "id"), r)
+			require.ErrorContains(t, err, "missing or empty")
+		}
+	})
 	t.Run("panic", func(t *testing.T) {
 		r := testbed.Request(t, http.MethodPost, "/", "body")
 		require.PanicsWithValue(t, "mine", func() {

@@ -176,8 +176,3 @@ func writeJSON(w http.ResponseWriter, r *http.Request, status int, mediaType str
 		_, _ = w.Write(append(content, '\n'))
 	}
 }
-
-// seconds rounds up: Retry-After knows whole seconds, and 0 means at once.
-func seconds(d time.Duration) int64 {
-	return max(1, int64((d+time.Second-1)/time.Second))
-}

@@ -3,26 +3,17 @@ package httplock
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net/http"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/backoff"
 )
 
-const (
-	// statusClientClosedRequest, as nginx has it, is for access logs: the client
-	// that it is for has left.
-	statusClientClosedRequest = 499
-
-	minRetryAfter = 100 * time.Millisecond
-	maxRetryAfter = 30 * time.Second
-	// What a client is told that would like to know how its parked request does.
-	ticketRetryAfter = time.Second
-)
+// statusClientClosedRequest, as nginx has it, is for access logs: the client
+// that it is for has left.
+const statusClientClosedRequest = 499
 
 // refuse writes the response to a request that did not run. If it was encoded a
 // queue may have stored it, although the policy failed.
@@ -199,19 +190,6 @@ func respond(x Exchange, p problem) {
 
 // written reports whether middleware in front of ours has begun a response.
 func written(x Exchange) bool { return x.Written != nil && x.Written() }
-
-// conflictRetryAfter is when the key may be free: at the end of the holder's
-// lease, unless the holder renews it or comes back earlier. Clients that were
-// refused together are spread out.
-func conflictRetryAfter(remaining time.Duration) time.Duration {
-	if remaining <= 0 {
-		return soon()
-	}
-	return max(minRetryAfter, backoff.Spread(min(remaining, maxRetryAfter)))
-}
-
-// soon is when to try again what nobody knows the time of.
-func soon() time.Duration { return time.Second + rand.N(2*time.Second) }
 
 // timestamp is RFC 3339 in UTC, to the millisecond.
 func timestamp(t time.Time) string {

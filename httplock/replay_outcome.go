@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -91,16 +89,4 @@ func (p *replayer) refusedBy(ctx context.Context, m delayqueue.Message, failure 
 	default:
 		return p.handBack(ctx, m, failure)
 	}
-}
-
-// retryAfter reads Retry-After: seconds, or a date. Zero: it says nothing.
-func retryAfter(h http.Header, now time.Time) time.Duration {
-	value := h.Get("Retry-After")
-	if seconds, err := strconv.ParseInt(value, 10, 64); err == nil {
-		return time.Duration(min(max(0, seconds), math.MaxInt64/int64(time.Second))) * time.Second
-	}
-	if at, err := http.ParseTime(value); err == nil {
-		return max(0, at.Sub(now))
-	}
-	return 0
 }

@@ -9,8 +9,9 @@
 // # Refused requests
 //
 // A request is sent again after 409, 429 or 503 with Retry-After, if the response is a problem document of perkey's, and after
-// a lost connection. The delay is retry_after_ms or Retry-After (seconds or a date), and jitter, which grows with the
-// attempts: as much as half of the delay at first, and twice the delay from the fourth on. After a lost connection it is 0.1 s, and doubles.
+// an error of the base, such as a lost connection. The delay is retry_after_ms or Retry-After (seconds or a date), and jitter, which
+// grows with the attempts: as much as half of the delay at first, and twice the delay from the fourth on. After an error the delay is
+// 0.1 s, and doubles up to 6.4 s. A response to HEAD has no document: HEAD is sent again after an error alone.
 //
 // Only what may run twice is sent again: GET, HEAD, OPTIONS, TRACE, PUT and DELETE, and whatever has an
 // Idempotency-Key, which stays the same. A refused request was not run, but to send a POST again is for its caller to decide: the request that was
@@ -24,8 +25,9 @@
 // # Parked requests
 //
 // A receipt, 202 with the ticket of a parked request in Location, is followed: the ticket is asked for with "Prefer: wait=25", or
-// as often as Retry-After says, until its state is done. Then the response is the one that the replay was answered with, 4xx and 5xx
-// too, with the headers that the service keeps. Its Request is the one that was parked. Otherwise there is a [TicketError].
+// as often as Retry-After says, until its state is done. An answer that is 10 s late is given up, and the ticket asked for again
+// without the wait. In the end the response is that of the replay, 4xx and 5xx too, with the headers that the service stores, and its
+// Request is the one that was parked. Otherwise there is a [TicketError].
 //
 // With [http.Client.Timeout] the error is the client's own, without the ticket: give the request's context a deadline in its place.
 //

@@ -6,6 +6,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,12 +18,13 @@ const problems = "https://github.com/perkey-go/perkey/blob/main/docs/problems.md
 // maxDocument bounds what is read of a body to recognise it. perkey's documents are shorter.
 const maxDocument = 16 << 10
 
-// refusedFor returns after which time a refused request may be sent again, if its response is a problem document of perkey
-// that says so.
-func refusedFor(resp *http.Response) (time.Duration, bool) {
-	switch resp.StatusCode {
-	case http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable:
-	default:
+// refusals are the statuses of refused requests.
+var refusals = []int{http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable}
+
+// refusedFor returns after which time a refused request may be sent again, if its response has one of the statuses and is a problem
+// document of perkey that says so.
+func refusedFor(resp *http.Response, statuses []int) (time.Duration, bool) {
+	if !slices.Contains(statuses, resp.StatusCode) {
 		return 0, false
 	}
 	after, ok := retryAfter(resp.Header)
@@ -42,23 +44,23 @@ func problemOf(resp *http.Response) (kind string, after time.Duration) {
 		Type       string `json:"type"`
 		RetryAfter int32  `json:"retry_after_ms"`
 	}
-	if !decode(resp, "application/problem+json", &doc) || !strings.HasPrefix(doc.Type, problems) {
+	if ok, _ := decode(resp, "application/problem+json", &doc); !ok || !strings.HasPrefix(doc.Type, problems) {
 		return "", 0
 	}
 	return strings.TrimPrefix(doc.Type, problems), time.Duration(doc.RetryAfter) * time.Millisecond
 }
 
-// decode reads the JSON in a response of the media type, and leaves the response as it was.
-func decode(resp *http.Response, mediaType string, into any) bool {
+// decode reports whether a response is JSON of the media type, and reads it. The response stays as it was. The error is that of reading its body.
+func decode(resp *http.Response, mediaType string, into any) (bool, error) {
 	if got, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || got != mediaType {
-		return false
+		return false, nil //nolint:nilerr // it is something else
 	}
 	content, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument))
 	resp.Body = struct {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
-	return err == nil && json.Unmarshal(content, into) == nil
+	return err == nil && json.Unmarshal(content, into) == nil, err
 }
 
 // retryAfter reads the header Retry-After: seconds, or a date, which is compared with that of the response and may have passed.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,18 +15,19 @@ import (
 
 const (
 	longPoll     = 25 * time.Second // proxies often end a response that takes 30 s to begin
+	answerTime   = 10 * time.Second // of one question, beside what the server was asked to wait
 	defaultPause = time.Second      // between two questions
 	maxPause     = 30 * time.Second // whatever Retry-After says
 )
 
-// TicketError is why a parked request has no response. The work of one that is expired, cancelled or superseded does
-// not run; of one that is dead an attempt may have taken effect; any other may still run, and URL tells.
+// TicketError says why a parked request has no response. In the states expired, cancelled and superseded it does not run; in dead
+// an attempt may have taken effect; in any other it may still run, and its URL says what became of it.
 type TicketError struct {
 	// URL is the ticket's address.
 	URL string `json:"-"`
 	// ID is the ticket's id.
 	ID string `json:"id"`
-	// State is the last that is known: queued, running, done, dead, expired, cancelled or superseded.
+	// State is the last known one: queued, running, done, dead, expired, cancelled or superseded.
 	State string `json:"state"`
 	// LastStatus is the status of the last attempt, of a dead ticket that has one.
 	LastStatus int `json:"last_status"`
@@ -69,7 +71,7 @@ func (t *Transport) follow(r *http.Request, receipt *http.Response, giveUp time.
 			return nil, ticket
 		case err == nil:
 			failures = 0
-			after = max(0, min(after, maxPause)-time.Since(began))
+			after = max(0, min(max(after, minDelay), maxPause)-time.Since(began))
 		default:
 			failures++
 			wait = 0 // it may be the waiting that fails, in a proxy or for the server's WriteTimeout
@@ -94,26 +96,38 @@ func ticketOf(r *http.Request, receipt *http.Response) (*url.URL, *TicketError) 
 	}
 	ticket := &TicketError{}
 	at := sameOrigin(r.URL, location)
-	if at == nil || !decode(receipt, "application/json", ticket) || ticket.State != "queued" || ticket.ID == "" || path.Base(at.Path) != ticket.ID {
+	if at == nil {
+		return nil, nil
+	}
+	if ok, _ := decode(receipt, "application/json", ticket); !ok || ticket.State != "queued" || ticket.ID == "" || path.Base(at.Path) != ticket.ID {
 		return nil, nil
 	}
 	ticket.URL = at.String()
 	return at, ticket
 }
 
-// errAskAgain: the ticket may be told another time.
+// errAskAgain is wrapped by failures after which the ticket is asked for again.
 var errAskAgain = errors.New("the ticket could not be asked for")
 
 // ask asks for a ticket once, and waits in the server for its end. It returns where the result is, if there is one, and when
 // to ask again.
 func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait time.Duration, ticket *TicketError) (location string, after time.Duration, err error) {
-	question := get(ctx, r, at)
+	limited, cancel := context.WithTimeout(ctx, wait+answerTime)
+	defer cancel()
+	lost := func(err error) error {
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("no answer within %s", wait+answerTime)
+		}
+		return fmt.Errorf("%w: %w", errAskAgain, err)
+	}
+	question := get(limited, r, at)
+	question.Header.Del("Accept-Encoding") // a caller that set it decodes what it asked for, not this
 	if wait >= time.Second {
 		question.Header.Set("Prefer", "wait="+strconv.FormatInt(int64(wait/time.Second), 10))
 	}
 	resp, err := t.base.RoundTrip(question) //nolint:bodyclose // discard closes it
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: %w", errAskAgain, err)
+		return "", 0, lost(err)
 	}
 	defer discard(resp.Body)
 	after, ok := retryAfter(resp.Header)
@@ -128,7 +142,11 @@ func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait 
 		return "", 0, fmt.Errorf("the ticket was answered with %s", resp.Status)
 	}
 	now := TicketError{URL: ticket.URL}
-	if !decode(resp, "application/json", &now) || now.ID != ticket.ID || now.State == "" {
+	ok, err = decode(resp, "application/json", &now)
+	if err != nil {
+		return "", 0, lost(err)
+	}
+	if !ok || now.ID != ticket.ID || now.State == "" {
 		return "", 0, errors.New("the ticket was answered with something else")
 	}
 	*ticket = now
@@ -142,7 +160,8 @@ func (t *Transport) result(r *http.Request, at *url.URL, location string, giveUp
 		ticket.Err = fmt.Errorf("its result is not at the ticket's origin: %q", location)
 		return nil, ticket
 	}
-	resp, err := t.send(get(r.Context(), r, from), giveUp)
+	unavailable := []int{http.StatusServiceUnavailable} // any other refusal is the replay's response
+	resp, err := t.send(get(r.Context(), r, from), giveUp, unavailable)
 	if err != nil {
 		ticket.Err = err
 		return nil, ticket
@@ -160,14 +179,13 @@ func (t *Transport) result(r *http.Request, at *url.URL, location string, giveUp
 
 // get makes a request for a ticket, on behalf of whoever sent r: it has those headers of r that are not about r itself.
 func get(ctx context.Context, r *http.Request, at *url.URL) *http.Request {
-	header := r.Header.Clone()
-	for name := range header {
+	header := http.Header{}
+	for name, values := range r.Header {
 		switch name {
-		case idempotencyKey, "Connection", "Expect", "Perkey-Trail", "Prefer", "Range", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
-			delete(header, name)
+		case idempotencyKey, "Connection", "Expect", "Keep-Alive", "Perkey-Trail", "Prefer", "Range", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
 		default:
-			if strings.HasPrefix(name, "Content-") || strings.HasPrefix(name, "If-") {
-				delete(header, name)
+			if !strings.HasPrefix(name, "Content-") && !strings.HasPrefix(name, "If-") {
+				header[name] = slices.Clone(values)
 			}
 		}
 	}

@@ -196,6 +196,93 @@ func TestTransport_ATicketThatDoesNotEnd(t *testing.T) {
 	}
 }
 
+// An answer that asks to be asked again at once, and waits for nothing, is not asked for in a loop without a pause.
+func TestTransport_RetryAfterNothing(t *testing.T) {
+	for _, after := range []string{"0", "Thu, 01 Jan 1998 00:00:00 GMT"} {
+		synctest.Test(t, func(t *testing.T) {
+			answers := []answer{parked}
+			for range 20 {
+				answers = append(answers, ticket(200, "running").with("Retry-After", after))
+			}
+			base := newScript(append(answers, ended, done)...)
+			began := time.Now()
+			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.NoError(t, err)
+			require.Equal(t, "done", read(t, resp))
+			require.GreaterOrEqual(t, time.Since(began), 2*time.Second)
+			require.LessOrEqual(t, time.Since(began), 4*time.Second)
+		})
+	}
+}
+
+// A server that holds the connection, before its answer or within it, takes no more time than an answer may: the ticket is asked for again.
+func TestTransport_AskingIsHeld(t *testing.T) {
+	for _, within := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			base := newScript(parked, ended, done)
+			send, held := base.send, false
+			base.send = func(r *http.Request) (*http.Response, error) {
+				if len(base.requests) != 1 || held {
+					return send(r)
+				}
+				held = true
+				if !within {
+					<-r.Context().Done()
+					return nil, r.Context().Err()
+				}
+				body, w := io.Pipe()
+				context.AfterFunc(r.Context(), func() { _ = w.CloseWithError(r.Context().Err()) })
+				return &http.Response{StatusCode: http.StatusOK, Header: ended.header, Body: body}, nil
+			}
+			began := time.Now()
+			resp, err := newTransport(t, base, lockclient.WithMaxWait(time.Hour)).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.NoError(t, err)
+			require.Equal(t, "done", read(t, resp))
+			require.LessOrEqual(t, time.Since(began), time.Minute)
+
+			base.requests, held = nil, false
+			_, err = newTransport(t, base, lockclient.WithMaxAttempts(1), lockclient.WithMaxWait(time.Hour)).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.ErrorContains(t, err, "no answer within 35s")
+			require.NotErrorIs(t, err, context.DeadlineExceeded, "WithMaxWait was not over")
+			base.requireClosed(t)
+		})
+	}
+}
+
+// A caller that decodes responses itself has the result as it asked for it, and needs not decode what is said of the ticket.
+func TestTransport_AcceptEncodingIsTheResults(t *testing.T) {
+	base := newScript(parked, ended, done)
+	resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b", "Accept-Encoding", "gzip"))
+	require.NoError(t, err)
+	require.Equal(t, "done", read(t, resp))
+	require.NotContains(t, base.requests[1].Header, "Accept-Encoding")
+	require.Equal(t, "gzip", base.requests[2].Header.Get("Accept-Encoding"))
+}
+
+// A result is the replay's response, a refusal of perkey's too, as of a service that it called. What is not the result is asked for again.
+func TestTransport_AResultThatIsARefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, result := range []answer{conflict, problem(http.StatusTooManyRequests, "key-queue-full", "2")} {
+			base := newScript(parked, ended, problem(http.StatusServiceUnavailable, "unavailable", "2"), result)
+			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.NoError(t, err)
+			require.Equal(t, result.body, read(t, resp))
+			require.Len(t, base.requests, 4)
+			base.requireClosed(t)
+		}
+	})
+}
+
+// A base other than [http.Transport] may take requests without headers.
+func TestTransport_NoHeaders(t *testing.T) {
+	base := newScript(parked, ended, done)
+	r := request(t, http.MethodPost, orders, "b")
+	r.Header = nil
+	resp, err := newTransport(t, base).RoundTrip(r)
+	require.NoError(t, err)
+	require.Equal(t, "done", read(t, resp))
+}
+
 // A server that waits is asked again at once, and one that says that it waited, but has not, is not.
 func TestTransport_AsksAgainWithoutAPauseAfterAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -263,4 +350,45 @@ func TestTransport_RedirectLoop(t *testing.T) {
 	require.ErrorContains(t, err, "redirects")
 	require.LessOrEqual(t, len(base.requests), 20)
 	base.requireClosed(t)
+}
+
+// Whichever way another origin comes in, by redirects of the request, of its ticket or of its result, it gets no credentials.
+func TestTransport_CredentialsStayAtTheirOrigin(t *testing.T) {
+	moved := func(status int, to string) answer {
+		return answer{status: status, header: http.Header{"Location": {to}}}
+	}
+	const evil = "http://evil.example"
+	for name, test := range map[string]struct {
+		shop, evil []answer
+		err        string
+	}{
+		"a redirect to a ticket":         {[]answer{moved(307, evil+"/")}, []answer{parked, ended, done}, ""},
+		"a redirect, and a ticket back":  {[]answer{moved(307, evil+"/")}, []answer{parked.with("Location", ticketAt)}, ""},
+		"a ticket elsewhere":             {[]answer{parked.with("Location", evil+"/tickets/"+id)}, nil, ""},
+		"a ticket that redirects":        {[]answer{parked, moved(307, evil+"/tickets/"+id)}, nil, "307"},
+		"a result elsewhere":             {[]answer{parked, ended.with("Location", evil+"/")}, nil, "origin"},
+		"a result that redirects":        {[]answer{parked, ended, moved(303, evil+"/")}, []answer{done}, ""},
+		"a result that redirects a body": {[]answer{parked, ended, moved(307, evil+"/")}, []answer{done}, ""},
+	} {
+		shop, other := newScript(test.shop...), newScript(test.evil...)
+		base := &network{send: func(r *http.Request) (*http.Response, error) {
+			if r.URL.Host == "shop.example" {
+				return shop.send(r)
+			}
+			require.Equal(t, "evil.example", r.URL.Host, name)
+			require.NotContains(t, r.Header, "Authorization", name)
+			require.NotContains(t, r.Header, "Cookie", name)
+			return other.send(r)
+		}}
+		resp, err := (&http.Client{Transport: newTransport(t, base)}).Do(request(t, http.MethodPost, orders, "b", "Authorization", "Bearer x", "Cookie", "a=b"))
+		if test.err != "" {
+			require.ErrorContains(t, err, test.err, name)
+		} else {
+			require.NoError(t, err, name)
+			_ = read(t, resp)
+		}
+		require.Len(t, shop.requests, len(test.shop), name)
+		require.Len(t, other.requests, len(test.evil), name)
+		base.requireClosed(t)
+	}
 }

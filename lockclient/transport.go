@@ -35,8 +35,8 @@ type Transport struct {
 // Option configures a [Transport].
 type Option func(*Transport) error
 
-// WithMaxAttempts sets how often a request is sent at most: 1 never sends it again. As often, one after another, may
-// asking for its ticket fail. Default [DefaultMaxAttempts].
+// WithMaxAttempts sets how often a request is sent at most: 1 never sends it again. It also bounds how often in a row asking for
+// the ticket may fail. Default [DefaultMaxAttempts].
 func WithMaxAttempts(n int) Option {
 	return func(t *Transport) error {
 		if n < 1 {
@@ -104,15 +104,16 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set(idempotencyKey, rand.Text())
 	}
 	giveUp := time.Now().Add(t.maxWait)
-	resp, err := t.send(r, giveUp)
+	resp, err := t.send(r, giveUp, refusals)
 	if err != nil || resp.StatusCode != http.StatusAccepted {
 		return resp, err
 	}
 	return t.follow(r, resp, giveUp)
 }
 
-// send sends r, and waits and sends it again for as long as its connection is lost or the response says when to try again.
-func (t *Transport) send(r *http.Request, giveUp time.Time) (*http.Response, error) {
+// send sends r, and waits and sends it again for as long as its connection is lost or a response of one of the statuses says when
+// to try again.
+func (t *Transport) send(r *http.Request, giveUp time.Time, statuses []int) (*http.Response, error) {
 	ctx := r.Context()
 	for attempt := 1; ; attempt++ {
 		resp, err := t.base.RoundTrip(r)
@@ -121,7 +122,7 @@ func (t *Transport) send(r *http.Request, giveUp time.Time) (*http.Response, err
 		}
 		after, ok := backoff(attempt), true
 		if err == nil {
-			after, ok = refusedFor(resp)
+			after, ok = refusedFor(resp, statuses)
 		}
 		if !ok {
 			return resp, err
@@ -155,7 +156,7 @@ func repeatable(r *http.Request) bool {
 
 // again returns r with its body from the beginning.
 func again(r *http.Request) (*http.Request, error) {
-	if r.GetBody == nil {
+	if r.Body == nil || r.GetBody == nil {
 		return r, nil
 	}
 	body, err := r.GetBody()

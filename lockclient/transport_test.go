@@ -31,6 +31,8 @@ func TestTransport_SendsAgainWhatMayBe(t *testing.T) {
 		again  bool
 	}{
 		"GET":                             {method: http.MethodGet, first: conflict, again: true},
+		"HEAD":                            {method: http.MethodHead, first: answer{status: 409, header: conflict.header}},
+		"HEAD and a lost connection":      {method: http.MethodHead, first: answer{err: io.ErrUnexpectedEOF}, again: true},
 		"PUT":                             {method: http.MethodPut, body: "b", first: conflict, again: true},
 		"DELETE":                          {method: http.MethodDelete, first: conflict, again: true},
 		"POST":                            {method: http.MethodPost, body: "b", first: conflict},
@@ -185,6 +187,16 @@ func TestTransport_ABodyThatCannotBeSentAgain(t *testing.T) {
 	resp, err := newTransport(t, base).RoundTrip(r)
 	require.NoError(t, err)
 	require.Equal(t, conflict.body, read(t, resp))
+
+	synctest.Test(t, func(t *testing.T) { // such as after a redirect that dropped the body
+		base := newScript(conflict, done)
+		r := request(t, http.MethodPut, orders, "b")
+		r.Body = nil
+		resp, err := newTransport(t, base).RoundTrip(r)
+		require.NoError(t, err)
+		require.Equal(t, "done", read(t, resp))
+		require.Equal(t, []string{"", ""}, base.bodies)
+	})
 
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("the file is gone")

@@ -282,6 +282,9 @@ func TestPolicyHandsOnToAnother(t *testing.T) {
 	require.NoError(t, policy.Validate())
 	require.ErrorIs(t, (&locktest.Policy{Then: retry.Policy{MaxWait: -1}}).Validate(), core.ErrInvalidOption)
 	require.NoError(t, (&locktest.Policy{Then: &locktest.Policy{}}).Validate())
+	async := core.Preference{Async: true}
+	require.Equal(t, async, (&locktest.Policy{Then: retry.Policy{Then: parking{}}}).Honors(async), "httplock knows that requests may be parked")
+	require.Zero(t, (&locktest.Policy{}).Honors(async))
 }
 
 func TestAPrefixIsOneOfItsOwn(t *testing.T) {
@@ -354,3 +357,8 @@ func TestRequire_FailsTheTestUnlessItHolds(t *testing.T) {
 	redis.Down(t)
 	require.Contains(t, failure(func(t locktest.TB) { redis.RequireFree(t, "free") }), `require that "free" is free: `)
 }
+
+// parking is a policy that may defer calls.
+type parking struct{ core.ConflictPolicy }
+
+func (parking) Honors(p core.Preference) core.Preference { return core.Preference{Async: p.Async} }

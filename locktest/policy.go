@@ -46,6 +46,11 @@ func (p *Policy) Validate() error {
 	return nil
 }
 
+// Honors returns the part of a preference that Then honors: by this httplock knows whether requests may be parked.
+func (p *Policy) Honors(prefers core.Preference) core.Preference {
+	return core.Honored(p.Then, prefers)
+}
+
 // Conflicts returns the conflicts so far, in their order.
 func (p *Policy) Conflicts() []core.Conflict {
 	p.mu.Lock()

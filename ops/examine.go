@@ -171,7 +171,7 @@ func examples(figure string, all []string) Evidence {
 func (f *findings) events(fleet Fleet) {
 	type happened struct {
 		count int64
-		keys  []string
+		keys  distinct
 	}
 	all := map[string]*happened{}
 	for _, p := range fleet.Processes {
@@ -185,15 +185,15 @@ func (f *findings) events(fleet Fleet) {
 			}
 			h := in(all, kind, &happened{})
 			h.count += max(1, e.Count)
-			if e.Key != "" && !slices.Contains(h.keys, e.Key) {
-				h.keys = append(h.keys, e.Key)
+			if e.Key != "" {
+				h.keys.add(e.Key)
 			}
 		}
 	}
 	add := func(kind string, severity Severity, subject, text string, h *happened) {
 		found := f.add(kind, severity, subject, text, Evidence{"in the last " + brief(lately), strconv.FormatInt(h.count, 10), "0"})
-		if len(h.keys) > 0 {
-			found.about(h.keys)
+		if len(h.keys.all) > 0 {
+			found.about(h.keys.all)
 		}
 	}
 	for _, one := range []struct {
@@ -216,6 +216,25 @@ func (f *findings) events(fleet Fleet) {
 			add("expiring", SeverityLook, queue, count(h.count, "message was", "messages were")+" too old before being run.", h)
 		}
 	}
+}
+
+// distinct are some texts, each once, in the order in which they were added.
+type distinct struct {
+	all  []string
+	seen map[string]bool
+}
+
+// add reports whether the text is a new one.
+func (d *distinct) add(text string) bool {
+	if d.seen[text] {
+		return false
+	}
+	if d.seen == nil {
+		d.seen = map[string]bool{}
+	}
+	d.seen[text] = true
+	d.all = append(d.all, text)
+	return true
 }
 
 // leases judges the oldest leases of each process, as it told of them.

@@ -22,7 +22,7 @@ const (
 // longHeld is a lease that is held for long, by now.
 type longHeld struct {
 	FleetLease
-	process Process
+	process *Process
 	held    time.Duration
 	most    time.Duration // a hold that is not long
 }
@@ -30,7 +30,8 @@ type longHeld struct {
 // longHolds are the leases that are held for longer than is usual for their names, the oldest first.
 func (f Fleet) longHolds() (all []longHeld) {
 	usual := map[string]*Histogram{}
-	for _, p := range f.Processes {
+	for i := range f.Processes {
+		p := &f.Processes[i]
 		for _, l := range p.Local.Leases {
 			if held := l.Held + p.Age; held > leastLong {
 				all = append(all, longHeld{FleetLease{p.ID, p.Age, l}, p, held, 0})
@@ -104,13 +105,14 @@ func (f *findings) longHolds(fleet Fleet) {
 		}
 	}
 	var all []longHeld
-	var keys, holders []string
+	var keys distinct
+	var holders []string
 	calls, messages := 0, 0
 	for _, l := range fleet.longHolds() {
-		if !l.Wanted && waiting[l.Key] == 0 && parked[l.Key] == 0 || slices.Contains(keys, l.Key) {
+		if !l.Wanted && waiting[l.Key] == 0 && parked[l.Key] == 0 || !keys.add(l.Key) {
 			continue
 		}
-		all, keys, holders = append(all, l), append(keys, l.Key), append(holders, l.process.where())
+		all, holders = append(all, l), append(holders, l.process.where())
 		calls, messages = calls+waiting[l.Key], messages+parked[l.Key]
 	}
 	if len(all) == 0 {
@@ -128,5 +130,5 @@ func (f *findings) longHolds(fleet Fleet) {
 		figures = append(figures, Evidence{"messages queued after them", fmt.Sprint(messages, more), ""})
 	}
 	found := f.add("long_holds", SeverityLook, "", count(len(all), "key is", "keys are")+" held for longer than usual while others wait.", figures...)
-	found.about(keys)
+	found.about(keys.all)
 }

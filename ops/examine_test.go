@@ -230,6 +230,26 @@ func TestFacts_HoldsAreLongByWhatIsUsual(t *testing.T) {
 	}
 }
 
+// A large fleet in which everything goes wrong, each time for another key, is judged in about a second: not in half a minute.
+func TestFacts_OfAThousandProcesses(t *testing.T) {
+	t.Parallel()
+	f := ops.Facts{Fleet: ops.Asked[ops.Fleet]{At: examined}}
+	for i := range 1000 {
+		p := ops.Process{ID: fmt.Sprint(i), Snapshot: ops.Snapshot{At: examined}}
+		for j := range 64 {
+			key := fmt.Sprintf("customer:order:%d", 64*i+j)
+			p.Snapshot.Events = append(p.Snapshot.Events, ops.Event{At: examined, Source: "locks", Kind: "lost", Key: key})
+			if j < 32 {
+				p.Local.Leases = append(p.Local.Leases, core.LocalLease{Key: key, Held: time.Hour, TTL: time.Hour, Remaining: time.Hour, Wanted: true})
+			}
+		}
+		f.Fleet.Value.Processes = append(f.Fleet.Value.Processes, p)
+	}
+	began := time.Now()
+	assert.NotEmpty(t, f.Findings(examined))
+	assert.Less(t, time.Since(began), 20*time.Second)
+}
+
 // Nothing is found of what was told long ago but that it was.
 func TestFacts_OfStaleFactsOnlyThat(t *testing.T) {
 	t.Parallel()

@@ -83,7 +83,8 @@ var (
 const hashDigits = 12
 
 // Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is
-// of this process. It is a copy: the caller may change it.
+// of this process. The names in their Metric.Labels are shared and must not be changed; the rest
+// is a copy, which the caller may change.
 func (s Snapshot) Samples() []Sample {
 	version, golang, _ := built()
 	all := samples{}

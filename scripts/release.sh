@@ -19,6 +19,11 @@ root=$(go list -m)
 [ -z "$(git status --porcelain)" ] || fail "there are changes that are not committed"
 ! git rev-parse -q --verify "refs/tags/$version" >/dev/null || fail "the tag $version exists"
 grep -qF "## [${version#v}]" CHANGELOG.md || fail "CHANGELOG.md has no section [${version#v}]"
+! grep -n "no release yet" README.md SECURITY.md docs/*.md || fail "this says that there is no release yet"
+if [ "${2:-}" = -push ]; then # what CI has tested
+	git fetch -q origin main
+	[ "$(git rev-parse HEAD)" = "$(git rev-parse FETCH_HEAD)" ] || fail "HEAD is not origin's main"
+fi
 scripts/api.sh
 
 # Modules that are for tests, benchmarks and examples of this repository are not released.

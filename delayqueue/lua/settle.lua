@@ -4,7 +4,7 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   claim lease, in ms, of what is claimed next
--- ARGV[4]   a time of Redis in ms, no later than when any of the claims was settled first
+-- ARGV[4]   a time of Redis in ms, no later than the end of what any of the claims claimed when it was settled first
 -- ARGV[5..] of each claim: id, key or '', principal or '', seq, attempts as they were told, and
 --   how     d  it is done
 --           E  it expires: it would be too old for its next attempt
@@ -163,7 +163,7 @@ local function claimed_before(token)
   if not running then
     running = {}
     local ids = {}
-    for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, lease + ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
+    for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
       ids[i] = split(member)
     end
     for i, state in ipairs(#ids > 0 and redis.call('HMGET', r, unpack(ids)) or {}) do

@@ -103,6 +103,29 @@ test("a ticket: with the credentials, and without what is about the request", as
   }
 });
 
+test("a redirect to another origin: no credentials for its ticket", async (t) => {
+  const other = await serve(t, parked(), done);
+  const { url } = await serve(t, answer(307, { Location: other.url }, ""));
+  const response = await perkeyFetch(url, post);
+  assert.equal(response.status, 202);
+  assert.deepEqual(other.requests.map((r) => r.headers.authorization), [undefined]);
+});
+
+test("an answer about a ticket that is held, is another's, or cannot be read", { timeout: 30_000 }, async (t) => {
+  const held = () => {}, other = answer(200, { "Content-Type": "application/json" }, { id: "x", state: "expired" });
+  for (const strange of [held, other, answer(200, {}, "<html>")]) {
+    const { url, requests } = await serve(t, parked(), strange);
+    await assert.rejects(perkeyFetch(url, post, { maxWait: 300 }), (error) => error instanceof TicketError && error.ticket.state === "queued");
+    assert.ok(requests.length <= 3, String(requests.length));
+  }
+});
+
+test("a connection that is lost again and again, for longer than maxWait", async (t) => {
+  const { url, requests } = await serve(t, lost);
+  await assert.rejects(perkeyFetch(url, post, { attempts: 100, maxWait: 250 }), TypeError);
+  assert.ok(requests.length <= 3, String(requests.length));
+});
+
 test("a ticket that ends without a response", async (t) => {
   for (const end of [ticket("superseded"), ticket("expired"), answer(404, {}, "{}")]) {
     const { url } = await serve(t, parked(), end);

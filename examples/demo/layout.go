@@ -171,27 +171,11 @@ func (v *view) curls(columns int) (lines []line) {
 
 // introduction is what stands before the lines of an output that is not a terminal.
 func (v *view) introduction(once bool) string {
-	may := ""
-	if !v.place.local {
-		may = "\n         read-only, as others than this machine can reach it"
+	lines := v.address(79)
+	if !once {
+		lines = append(lines, v.curls(79)...)
 	}
-	about := fmt.Sprintf("perkey demo: an order service under traffic, on %s Redis\n\nservice  %s\nconsole  %[2]s/ops/%s\n", v.redis, v.place.url, may)
-	if once {
-		return about
-	}
-	return about + fmt.Sprintf(`
-Two at a time, in one terminal (?work= says how long a handler takes):
-
-reject   curl -sX POST '%[1]s/orders/7/pay?work=3s' &
-         sleep .2; curl -isX POST %[1]s/orders/7/pay
-retry    curl -sX PUT '%[1]s/carts/7?work=1s' &
-         sleep .2; curl -isX PUT %[1]s/carts/7
-delay    curl -sX POST '%[1]s/orders/7/ship?work=3s' &
-         sleep .2; curl -isX POST '%[1]s/orders/7/ship?work=3s'
-         then curl the Location that the 202 names: queued, running, done
-
-Ctrl-C ends it.
-`, v.place.url)
+	return text(append([]line{v.title(79), nil}, lines...), 79)
 }
 
 // sentence is the board in a line.
@@ -203,10 +187,15 @@ func (v *view) sentence() string {
 
 // summary is what stays when the demo has ended.
 func (v *view) summary(columns int) string {
+	lines := append(append(v.table(columns-1), nil), v.promise(columns-1)...)
+	return text(lines, columns-1) + fmt.Sprintf("%.1f s on %s Redis\n", v.elapsed.Seconds(), v.redis)
+}
+
+// text is lines without colors, cut off after so many columns.
+func text(lines []line, columns int) string {
 	var b strings.Builder
-	for _, l := range append(append(v.table(columns-1), line{}), v.promise(columns-1)...) {
-		fmt.Fprintln(&b, l.clipped(columns-1))
+	for _, l := range lines {
+		fmt.Fprintln(&b, l.clipped(columns).draw(false))
 	}
-	fmt.Fprintf(&b, "%.1f s on %s Redis\n", v.elapsed.Seconds(), v.redis)
 	return b.String()
 }

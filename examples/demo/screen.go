@@ -6,12 +6,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"time"
 )
 
 const (
 	frameEvery = 500 * time.Millisecond
+	wholeEvery = 10 // frames: the terminal echoes what is typed
 	lineEvery  = 5 * time.Second
 )
 
@@ -42,7 +44,7 @@ func show(ctx context.Context, out io.Writer, cfg config, board *scoreboard) (st
 	return func() { cancel(); <-done }
 }
 
-// draw draws the board until ctx ends: of each frame the lines that have changed, and all of them when the window has another size. It has a
+// draw draws the board until ctx ends: of each frame the lines that have changed, and all of them now and then, and when the window has another size. It has a
 // screen of its own, so that a terminal keeps what stood there before, and wraps none of this when it is resized.
 func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scoreboard) {
 	fmt.Fprint(out, enterScreen)
@@ -54,11 +56,14 @@ func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scorebo
 	defer every.Stop()
 
 	var was screen
-	for {
+	for frame := 0; ; frame++ {
 		columns, rows := terminal.size()
 		is := screen{columns: columns, rows: rows}
 		for _, l := range board.view().layout(columns-1, rows) { // a full line would leave some cursors on the next one
 			is.lines = append(is.lines, l.clipped(columns-1))
+		}
+		if frame%wholeEvery == 0 {
+			was.lines = nil
 		}
 		fmt.Fprint(out, is.after(was, terminal.colors))
 		was = is
@@ -85,14 +90,9 @@ func (s screen) after(was screen, colors bool) string {
 		was.lines = nil
 	}
 	for y := range max(len(s.lines), len(was.lines)) {
-		var is, old line
-		if y < len(s.lines) {
-			is = s.lines[y]
+		if is := s.line(y); !slices.Equal(is, was.line(y)) {
+			b.WriteString(moveTo(y) + is.draw(colors) + clearToEnd)
 		}
-		if y < len(was.lines) {
-			old = was.lines[y]
-		}
-		b.WriteString(is.after(old, y, colors))
 	}
 	if b.Len() == 0 {
 		return ""
@@ -100,19 +100,10 @@ func (s screen) after(was screen, colors bool) string {
 	return beginFrame + b.String() + endFrame
 }
 
-// after is what makes row y of a terminal show l that shows was: the spans that have changed, if they stand where they stood.
-func (l line) after(was line, y int, colors bool) string {
-	var all, changed strings.Builder
-	same, x := len(l) == len(was), 0
-	for i, s := range l {
-		all.WriteString(s.draw(colors))
-		if same = same && len(s.text) == len(was[i].text); same && s != was[i] {
-			changed.WriteString(moveTo(y, x) + s.draw(colors))
-		}
-		x += len(s.text)
+// line is row y; nil: it is empty.
+func (s screen) line(y int) line {
+	if y < len(s.lines) {
+		return s.lines[y]
 	}
-	if same {
-		return changed.String()
-	}
-	return moveTo(y, 0) + all.String() + clearToEnd
+	return nil
 }

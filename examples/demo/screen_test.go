@@ -36,7 +36,7 @@ func TestLayout_FitsEveryWindow(t *testing.T) {
 			require.LessOrEqual(t, len(lines), rows)
 			var all []string
 			for _, l := range lines {
-				text := l.clipped(columns).String()
+				text := l.clipped(columns).draw(false)
 				require.LessOrEqual(t, len(text), columns)
 				require.NotContains(t, text, "\x1b")
 				all = append(all, text)
@@ -67,7 +67,7 @@ func TestLayout_SaysWhatIsBroken(t *testing.T) {
 	for _, size := range [][2]int{{39, 20}, {79, 24}, {199, 50}} {
 		var screen strings.Builder
 		for _, l := range v.layout(size[0], size[1]) {
-			screen.WriteString(l.clipped(size[0]).String() + "\n")
+			screen.WriteString(l.clipped(size[0]).draw(false) + "\n")
 		}
 		for _, want := range []string{"violations: 3", "lost: 1", "read-only"} {
 			require.Contains(t, screen.String(), want, "%v", size)
@@ -87,7 +87,7 @@ func TestScreen_DrawsWhatChanged(t *testing.T) {
 	first := of(80, "a", "b", "c")
 	require.Equal(t, beginFrame+clearScreen+"\x1b[1;1Hline a\x1b[K\x1b[2;1Hline b\x1b[K\x1b[3;1Hline c\x1b[K"+endFrame, first.after(screen{}, false))
 	require.Empty(t, first.after(first, false))
-	require.Equal(t, beginFrame+"\x1b[2;6H\x1b[31mB\x1b[m\x1b[3;1H\x1b[K"+endFrame, of(80, "a", "B").after(first, true))
+	require.Equal(t, beginFrame+"\x1b[2;1Hline \x1b[31mB\x1b[m\x1b[K\x1b[3;1H\x1b[K"+endFrame, of(80, "a", "B").after(first, true))
 	require.Equal(t, beginFrame+"\x1b[2;1Hline longer\x1b[K"+endFrame, of(80, "a", "longer", "c").after(first, false))
 	require.Contains(t, of(79, "a", "b", "c").after(first, false), clearScreen)
 }
@@ -98,5 +98,5 @@ func TestLine_IsCutOff(t *testing.T) {
 	require.Equal(t, line{{red, "re"}}, l.clipped(2))
 	require.Empty(t, l.clipped(0))
 	require.Equal(t, 9, l.width())
-	require.Equal(t, "red?plain", l.clipped(80).String())
+	require.Equal(t, "red?plain", l.clipped(80).draw(false))
 }

@@ -82,18 +82,14 @@ func (l line) clipped(columns int) (all line) {
 	return all
 }
 
-func (s span) draw(colors bool) string {
-	if !colors || s.style == plain {
-		return s.text
-	}
-	return "\x1b[" + string(s.style) + "m" + s.text + "\x1b[m"
-}
-
-// String is the text of the line.
-func (l line) String() string {
+func (l line) draw(colors bool) string {
 	var b strings.Builder
 	for _, s := range l {
-		b.WriteString(s.text)
+		if !colors || s.style == plain {
+			b.WriteString(s.text)
+		} else {
+			b.WriteString("\x1b[" + string(s.style) + "m" + s.text + "\x1b[m")
+		}
 	}
 	return b.String()
 }
@@ -111,8 +107,8 @@ const (
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
 	clearScreen = "\x1b[2J"
 	clearToEnd  = "\x1b[K"
-	beginFrame  = "\x1b[?2026h" // terminals that know it show the frame as a whole
-	endFrame    = "\x1b[?2026l"
+	beginFrame  = "\x1b[?2026h"       // terminals that know it show the frame as a whole
+	endFrame    = "\x1b[H\x1b[?2026l" // the cursor is at the top: a key that is echoed scrolls nothing away
 )
 
-func moveTo(row, column int) string { return fmt.Sprintf("\x1b[%d;%dH", row+1, column+1) }
+func moveTo(row int) string { return fmt.Sprintf("\x1b[%d;1H", row+1) }

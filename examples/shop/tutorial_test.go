@@ -50,7 +50,7 @@ func folder(heading string) string {
 	return number + "-" + strings.ToLower(name)
 }
 
-func TestTheTutorialShowsTheCodeOfItsSteps(t *testing.T) {
+func TestTutorial_ShowsTheCodeOfItsSteps(t *testing.T) {
 	headings, blocks := sections(t)
 	steps := 0
 	for _, heading := range headings {
@@ -82,7 +82,7 @@ func TestTheTutorialShowsTheCodeOfItsSteps(t *testing.T) {
 	assert.Len(t, folders, steps, "each folder has a step")
 }
 
-func TestTheTutorialsCommandsSayWhatItShows(t *testing.T) {
+func TestTutorial_CommandsSayWhatItShows(t *testing.T) {
 	bin := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./...")
 	out, err := build.CombinedOutput()

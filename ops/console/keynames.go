@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -89,25 +90,28 @@ func (n *keyNames) unlockURL(key string, fence int64) string {
 	return link("change", "do", string(ops.ActionUnlock), "key", n.param(key), "fence", strconv.FormatInt(fence, 10))
 }
 
-// filterKey is the key of a filter, as the audit has it.
-var filterKey = regexp.MustCompile(`\bkey=("(?:[^"\\]|\\.)*")`)
+// quoted is a text in quotation marks, or one that was cut off, and the word before it. Errors and the audit name keys so, and
+// shownWords are before what is shown.
+var (
+	quoted     = regexp.MustCompile(`(\w+[= ])?("(?:[^"\\]|\\.)*(?:"|\\?$))`)
+	shownWords = []string{"queue ", "message ", "route ", "prefix ", "user ", "name=", "principal=", "cause="}
+)
 
 // hide is a text in which the console, or a package that tells it something, may have named a key.
 func (n *keyNames) hide(key, text string) string {
 	if n == nil {
 		return text
 	}
-	text = filterKey.ReplaceAllStringFunc(text, func(found string) string {
-		quoted := found[len("key="):]
-		if key, err := strconv.Unquote(quoted); err == nil {
-			return "key=" + n.name(key)
+	text = quoted.ReplaceAllStringFunc(text, func(found string) string {
+		parts := quoted.FindStringSubmatch(found)
+		if slices.Contains(shownWords, parts[1]) {
+			return found
 		}
-		return "key=#"
+		if key, err := strconv.Unquote(parts[2]); err == nil {
+			return parts[1] + n.name(key)
+		}
+		return parts[1] + "#"
 	})
-	if key == "" {
-		return text
-	}
-	text = strings.ReplaceAll(text, strconv.Quote(key), n.name(key))
 	if len(key) > 3 { // else it is a part of words
 		text = strings.ReplaceAll(text, key, n.name(key))
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/ops"
@@ -80,4 +81,25 @@ func TestWanted_SlowRedrivesHaveTheirTime(t *testing.T) {
 	assert.Equal(t, changeTime, wanted{Do: ops.ActionRedrive, Count: 50_000}.limit())
 	assert.Equal(t, changeTime+50_000*time.Second, wanted{Do: ops.ActionRedrive, Count: 50_000, Rate: 1}.limit())
 	assert.Equal(t, changeTime+maxCounted*time.Second, wanted{Do: ops.ActionRedrive, Count: 1 << 62, Rate: 1}.limit())
+}
+
+// Errors name keys in quotation marks: the page's, another that a call wanted too, and one that was cut off.
+func TestKeyNames_HideInTexts(t *testing.T) {
+	n, err := newKeyNames([]byte(strings.Repeat("s", minSecret)))
+	require.NoError(t, err)
+	long := "patient:" + strings.Repeat("m", 300)
+	for text, want := range map[string]string{
+		`core: acquire "k1": key is held`:              "core: acquire " + n.name("k1") + ": key is held",
+		`core: acquire "patient:\xff\"2": key is held`: "core: acquire " + n.name("patient:\xff\"2") + ": key is held",
+		`core: acquire "` + long[:100]:                 "core: acquire #",
+		`core: acquire "patient:\`:                     "core: acquire #",
+		`key="k1" name="pay" cause="no"`:               "key=" + n.name("k1") + ` name="pay" cause="no"`,
+		`its patient:1 is held`:                        "its " + n.name("patient:1") + " is held",
+		`deferred to queue "mail" as message "m"`:      `deferred to queue "mail" as message "m"`,
+		`nothing`: "nothing",
+	} {
+		assert.Equal(t, want, n.hide("patient:1", text))
+	}
+	var shown *keyNames
+	assert.Equal(t, `acquire "k1"`, shown.hide("k1", `acquire "k1"`))
 }

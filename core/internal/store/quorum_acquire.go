@@ -111,7 +111,7 @@ func (c *quorumAttempt) count(i int, r result) {
 	}
 }
 
-// decide closes the vote as soon as a majority has granted; or cannot any more, and it
+// decide closes the vote as soon as the nodes that it needs have granted; or cannot any more, and it
 // is known whether that is for holders or for nodes that do not answer. Called with mu
 // held.
 func (c *quorumAttempt) decide() {
@@ -149,7 +149,7 @@ func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 		return reply, tooFew(err)
 	}
 	// The key can be had when so many of those who hold it are gone that the others
-	// make a majority.
+	// are as many as it needs.
 	var ends []time.Duration
 	for _, v := range c.replies {
 		if v.in && v.err == nil && !v.reply.Granted {

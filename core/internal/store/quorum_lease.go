@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Renew asks every node. A lease is renewed if a majority of nodes has, and gone
-// if so many do not know it that the others are no majority.
+// Renew asks every node. A lease is renewed if as many nodes as it needs have renewed it, and gone
+// if so many do not know it that the others are too few.
 func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	timeout := maxNodeTimeout
 	all := make([]votes, len(batch))
@@ -104,7 +104,7 @@ func (q *quorum) Extend(ctx context.Context, op, record, token string, ttl time.
 }
 
 // Release implements Store: on every node, whether it granted or not. It
-// returns when it is known what a majority had, and goes on in the background elsewhere.
+// returns when it is known whether as many had it as it needs, and goes on in the background elsewhere.
 func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
@@ -156,7 +156,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 	switch {
 	case t.denied():
 		return ReleaseReply{}, nil
-	case t.yes+t.no >= t.needed: // it may have been lost on some, but not on a majority
+	case t.yes+t.no >= t.needed: // it may have been lost on some, but not on too many
 		return ReleaseReply{Owned: true}, nil
 	}
 	return ReleaseReply{}, tooFew(err)

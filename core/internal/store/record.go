@@ -93,7 +93,10 @@ func readWhat(what string) (name, id string, ttl time.Duration) {
 	id, digits, other := strings.Cut(rest, ";")
 	ttl = usualTTL
 	if other {
-		ms, _ := strconv.ParseUint(digits, 10, 32) // if it is none of ours it is not known
+		ms, err := strconv.ParseUint(digits, 10, 32)
+		if err != nil { // it is none of ours
+			ms = 0
+		}
 		ttl = time.Duration(ms) * time.Millisecond
 	}
 	return unescape(name), unescape(id), ttl

@@ -12,7 +12,7 @@ import (
 	"github.com/perkey-go/perkey/sqlfence"
 )
 
-func TestWhoWasOvertakenWritesNothing(t *testing.T) {
+func TestShop_WhoWasOvertakenWritesNothing(t *testing.T) {
 	redis := locktest.New(t)
 	locker := redis.Locker(t)
 	db, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "shop.db"))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // Adapter is an adapter under test, with its framework.
@@ -51,6 +52,29 @@ func (a Adapter) validate() error {
 		}
 	}
 	return nil
+}
+
+// logging is a, whose guards log to said unless they have a logger.
+func (a Adapter) logging(said *testbed.Log) Adapter {
+	build, log := a.New, httplock.WithLogger(said.Logger())
+	steps := func(steps []Step) []Step {
+		steps = slices.Clone(steps)
+		for i, s := range steps {
+			if l, is := s.(Lock); is {
+				l.Options = append([]httplock.Option{log}, l.Options...)
+				steps[i] = l
+			}
+		}
+		return steps
+	}
+	a.New = func(app App) http.Handler {
+		app.Use, app.Routes = steps(app.Use), slices.Clone(app.Routes)
+		for i := range app.Routes {
+			app.Routes[i].Chain = steps(app.Routes[i].Chain)
+		}
+		return build(app)
+	}
+	return a
 }
 
 // App is what an engine is built from.

@@ -26,7 +26,8 @@
 //     handed on: it would be answered twice.
 //   - Stop the chain when Serve reports false.
 //   - Tell by Exchange.Written whether a response was begun, by Flush and Hijack too.
-//     A writer that is wrapped for this stays as able as the framework's.
+//     A writer that is wrapped for this stays as able as the framework's: httplock.Track
+//     makes such a writer, over one that does not know.
 //   - Tell by Exchange.Status the response's status, as far as it is known when the guard ends.
 //   - Panic with an error that wraps core.ErrInvalidOption when a constructor without an
 //     error is given a mistake.

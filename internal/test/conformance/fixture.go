@@ -24,6 +24,9 @@ type fixture struct {
 	testing.TB
 	env     *redistest.Env
 	adapter Adapter
+	// said is what guards and workers log that have no logger of the check's own: what goes wrong on purpose
+	// would hide the failures.
+	said *testbed.Log
 	// timeout is how long something is waited for that should happen at once.
 	timeout time.Duration
 }

@@ -30,7 +30,7 @@ func (t *fixture) store(b *testbed.Fixture) *idempotency.Store {
 // remembering is a lock that looks at Idempotency-Key.
 func (t *fixture) remembering(b *testbed.Fixture, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
 	t.Helper()
-	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.WithAnonymous(), quiet())
+	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.WithAnonymous())
 }
 
 // sentBy has all requests come from one principal.
@@ -241,7 +241,7 @@ func otherPrincipal(t *fixture) {
 		user := httplock.WithPrincipal(func(r *http.Request) (string, error) {
 			return strings.TrimSuffix(r.Header.Get(carrier), "'s key"), nil
 		})
-		s := t.serve(orders(handler, lock(b, nil, httplock.WithIdempotency(t.store(b)), user, quiet())))
+		s := t.serve(orders(handler, lock(b, nil, httplock.WithIdempotency(t.store(b)), user)))
 		send := func(credentials string) testbed.Answer {
 			r := t.withKey(s, carrier, "{}")
 			r.Header.Set(carrier, credentials)

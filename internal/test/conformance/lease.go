@@ -146,7 +146,8 @@ func lostLease(t *fixture) {
 		t.loseLease(b, r)
 		return nil
 	}, guard))
-	resp := t.post(s, "")
+	resp, err := testbed.Send(s.client, t.request(s, http.MethodPost, testbed.OrderPath, ""))
+	require.NoError(t, err, "the handler began no response, which Exchange.Written tells")
 	testbed.RequireProblem(t, resp, http.StatusInternalServerError, "outcome-unknown", false)
 	var lost []string
 	logged := func() bool { // by the goroutine that renews leases

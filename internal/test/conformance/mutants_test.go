@@ -267,7 +267,7 @@ var mutants = map[string]mutant{
 			x.Written = nil
 			m.Serve(x)
 		}),
-		fails: map[string]string{"lost lease": "unexpected EOF", "refusals are the same bytes": "outcome unknown"},
+		fails: map[string]string{"lost lease": "Exchange.Written", "refusals are the same bytes": "Exchange.Written"},
 	},
 	"does not know that a response was begun": {
 		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
@@ -289,7 +289,7 @@ var mutants = map[string]mutant{
 			x.Status = nil
 			m.Serve(x)
 		}),
-		fails: map[string]string{"one outcome for each request": "the status of"},
+		fails: map[string]string{"one outcome for each request": "by Exchange.Status"},
 	},
 	"drops errors": {
 		perKey: serveErr(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange, _ *error) error {

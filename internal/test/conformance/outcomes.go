@@ -56,7 +56,7 @@ func (l *ledger) requireOne(t *fixture, what string, kind httplock.OutcomeKind, 
 	e := await(t, l.told, what+": an outcome")
 	l.seen[kind] = true
 	require.Equal(t, kind, e.Kind, "%s: %+v", what, e)
-	require.True(t, status == e.Status || status == anyStatus, "%s: want %d, the status of %+v", what, status, e)
+	require.True(t, status == e.Status || status == anyStatus, "%s: want the status %d, by Exchange.Status: %+v", what, status, e)
 	require.Empty(t, l.told, "%s: an outcome more", what)
 	require.Positive(t, e.Took, what)
 	require.Contains(t, e.Name, "/orders/", what)

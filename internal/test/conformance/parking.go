@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -20,9 +19,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
-
-// quiet keeps what is meant to go wrong out of the tests' output.
-func quiet() httplock.Option { return httplock.WithLogger(slog.New(slog.DiscardHandler)) }
 
 // parkingSite is a site that parks, and whose tickets can be seen.
 type parkingSite struct {
@@ -40,7 +36,7 @@ func (t *fixture) openParking(h Handler, configure func(b *testbed.Fixture, q *d
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
 	require.NoError(t, err)
 	l, behind := configure(d.Fixture, d.queue)
-	l.Options = append(l.Options, httplock.WithStatusPath("/tickets/"), quiet())
+	l.Options = append(l.Options, httplock.WithStatusPath("/tickets/"))
 	tickets := func(w http.ResponseWriter, r *http.Request) error {
 		httplock.TicketHandler(d.queue, func(*http.Request, delayqueue.Status) bool { return true }).ServeHTTP(w, r)
 		return nil
@@ -62,7 +58,7 @@ func parks(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 func (t *fixture) work(d *parkingSite, opts ...httplock.ReplayOption) {
 	t.Helper()
 	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine, opts...),
-		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(t.said.Logger()))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
@@ -221,7 +217,7 @@ func failedReplays(t *fixture) {
 	}, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
-		return lock(b, delayqueue.Policy(q), httplock.WithAnonymous(), httplock.WithRetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{httplock.WithAnonymous(), quiet()}}}
+		return lock(b, delayqueue.Policy(q), httplock.WithAnonymous(), httplock.WithRetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{httplock.WithAnonymous()}}}
 	}, delayqueue.WithMaxAttempts(2))
 	b := <-inner
 	release := d.Hold(t)

@@ -286,7 +286,7 @@ func refusals(store *idempotency.Store) []refusal {
 		},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.WithLockedSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
 		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.WithLockedSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
-		{name: "outcome unknown", lost: true, status: 500, kind: httplock.OutcomeLost},
+		{name: "outcome unknown, by Exchange.Written", lost: true, status: 500, kind: httplock.OutcomeLost},
 	}
 }
 

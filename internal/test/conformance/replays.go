@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -23,7 +22,7 @@ func (t *fixture) replica(d *parkingSite, app App, opts ...httplock.ReplayOption
 	t.Helper()
 	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
 	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(t.adapter.New(app), opts...),
-		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(t.said.Logger()))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // BothVar is an environment variable that, set to 1, has Run check every adapter on both Redises.
@@ -102,10 +103,22 @@ func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter, timeout ti
 	if why, lacks := a.Lacks[b.needs]; lacks {
 		return Result{b.name, Lacking, why}
 	}
-	p := newProbe(t)
-	p.run(func() { b.test(&fixture{TB: p, env: env, adapter: a, timeout: timeout}) })
+	p, said := newProbe(t), &testbed.Log{}
+	p.run(func() { b.test(&fixture{TB: p, env: env, adapter: a.logging(said), said: said, timeout: timeout}) })
 	if failures := p.close(); len(failures) > 0 {
-		return Result{b.name, Failed, strings.Join(failures, "\n")}
+		return Result{b.name, Failed, strings.Join(append(failures, begin(said.String())), "\n")}
 	}
 	return Result{Behaviour: b.name, Outcome: Passed}
+}
+
+// begin is what the guards logged, or enough of it to see why.
+func begin(log string) string {
+	const most = 2000
+	switch {
+	case log == "":
+		return "The guards logged nothing."
+	case len(log) > most:
+		log = log[:most] + "…"
+	}
+	return "The guards logged:\n" + log
 }

@@ -1,0 +1,114 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// A command's arguments are used again, and stay as they are for as long as go-redis may send them: whether its caller
+// leaves, a reply is late or lost, or go-redis tries again.
+func TestArguments_AreUsedAgainOnlyOnceGoRedisIsDone(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const callers, keys, calls = 32, 8, 20
+		proxy := redistest.NewProxy(t, env.Addr)
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: 2, ReadTimeout: 40 * time.Millisecond, MinRetryBackoff: time.Millisecond})
+		acquire := redis.NewScript(core.Scripts["acquire"]).Hash()
+		var wrong atomic.Pointer[string]
+		check := func(cmd redis.Cmder) func() {
+			before := redistest.Args(cmd)
+			if len(before) > 6 && before[1] == acquire { // its record, and NAME;ID;TTL
+				if name, _, named := strings.Cut(fmt.Sprint(before[6]), ";"); named && !strings.HasSuffix(fmt.Sprint(before[3]), name) {
+					text := fmt.Sprint("the arguments of two calls: ", before)
+					wrong.Store(&text)
+				}
+			}
+			return func() {
+				if after := redistest.Args(cmd); fmt.Sprint(before) != fmt.Sprint(after) {
+					text := fmt.Sprint(before, " became ", after)
+					wrong.Store(&text)
+				}
+			}
+		}
+		rdb.AddHook(afterEach(check))
+		l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer l.Close()
+		warm(t, l)
+		proxy.Delay(func() time.Duration { return rand.N(20 * time.Millisecond) })
+		var holders [keys]atomic.Int64
+		var granted atomic.Int64
+		var work sync.WaitGroup
+		for range callers {
+			work.Go(func() {
+				for range calls {
+					i := rand.N(keys)
+					key := fmt.Sprint("k", i)
+					ctx, cancel := context.WithTimeout(t.Context(), rand.N(300*time.Millisecond))
+					options := []core.AcquireOption{core.Named(key, ""), core.LeaseTTL(time.Second + rand.N(time.Second).Round(time.Millisecond))}
+					lease, err := l.Acquire(ctx, key, options...)
+					if err == nil {
+						granted.Add(1)
+						if holders[i].Add(1) != 1 {
+							text := key + " is held twice"
+							wrong.Store(&text)
+						}
+						time.Sleep(rand.N(time.Millisecond))
+						holders[i].Add(-1)
+						if err = lease.Release(t.Context()); errors.Is(err, core.ErrLeaseLost) {
+							text := fmt.Sprint(key, ": ", err)
+							wrong.Store(&text)
+						}
+					}
+					cancel()
+				}
+			})
+		}
+		work.Wait()
+		proxy.Delay(nil)
+		if text := wrong.Load(); text != nil {
+			t.Error(*text)
+		}
+		require.Positive(t, granted.Load())
+		t.Log(granted.Load(), "calls were granted their key")
+		requireNothingLeft(t, env.Client(t), env.Prefix, 5*time.Second)
+	})
+}
+
+// afterEach is a hook that is called before each command and pipeline, and returns what to call after it.
+type afterEach func(cmd redis.Cmder) (after func())
+
+func (f afterEach) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f afterEach) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		defer f(cmd)()
+		return next(ctx, cmd)
+	}
+}
+
+func (f afterEach) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		after := make([]func(), len(cmds))
+		for i, cmd := range cmds {
+			after[i] = f(cmd)
+		}
+		err := next(ctx, cmds)
+		for _, check := range after {
+			check()
+		}
+		return err
+	}
+}
