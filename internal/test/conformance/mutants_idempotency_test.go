@@ -49,7 +49,7 @@ var idempotencyMutants = map[string]mutant{
 			x.Tee = nil
 			m.Serve(x)
 		}),
-		fails: map[string]string{"Idempotency-Key: runs once": "its Exchange has no Tap", "Idempotency-Key: parked once": "its Exchange has no Tap"},
+		fails: map[string]string{"Idempotency-Key: runs once": "its Exchange has no Tee", "Idempotency-Key: parked once": "its Exchange has no Tee"},
 	},
 	"does not restore the writer": {
 		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
