@@ -14,11 +14,11 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// Origin is the task that a clone goes on for.
+// Origin describes the task that a clone continues.
 type Origin struct {
-	// ID is that of the task that was enqueued first.
+	// ID is the id of the task that was enqueued first.
 	ID string `json:"id"`
-	// Clone grows from clone to clone, from 1, and leaves out what other tasks have. The
+	// Clone is this clone's number: it grows from 1, and skips numbers whose ids are taken. The
 	// clone's own id is ID~Clone.
 	Clone int `json:"clone"`
 	// Retried and MaxRetry are the counters of that task when it was cloned first. A clone
@@ -29,8 +29,8 @@ type Origin struct {
 	Since time.Time `json:"since"`
 }
 
-// OriginOf tells what a handler's task was before it was cloned, and false if it is no clone.
-// It needs the ctx of asynq, or one made of it.
+// OriginOf returns the original of a handler's task. False: the task is not a clone. ctx is the
+// handler's, or derived from it.
 func OriginOf(ctx context.Context, task *asynq.Task) (Origin, bool) {
 	id, _ := asynq.GetTaskID(ctx)
 	return originIn(id, task.Headers())

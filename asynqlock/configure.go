@@ -7,14 +7,15 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// NewServer makes an asynq server, prepared for tasks behind PerKey as by Configure: of its own client, so that it
-// cannot be given another Redis. The server is asynq's, cfg stays as it was, and rdb the caller's to close, after
-// the server. The error wraps [core.ErrInvalidOption].
+// NewServer returns an asynq server on rdb, prepared for tasks behind PerKey as by Configure; both
+// use rdb, so they cannot be on different Redis servers. It does not change cfg. The caller closes
+// rdb, after the server. The error wraps [core.ErrInvalidOption].
 //
-// Set Config.TaskCheckInterval: it is how soon an idle server finds a task that a release woke, by default 1 s.
+// Set Config.TaskCheckInterval: within this time an idle server finds a task that a release woke.
+// Its default is 1 s.
 func NewServer(rdb redis.UniversalClient, cfg asynq.Config) (*asynq.Server, error) {
 	if err := Configure(&cfg, rdb); err != nil {
 		return nil, err
@@ -22,9 +23,10 @@ func NewServer(rdb redis.UniversalClient, cfg asynq.Config) (*asynq.Server, erro
 	return asynq.NewServerFromRedisClient(rdb, cfg), nil
 }
 
-// Configure prepares the Config of an asynq server that others make, for tasks behind PerKey, so that being
-// refused a key is no failure. Call it last, just before asynq.NewServer: it wraps the hooks that
-// it finds in cfg, and where there is none asynq's own default stays in force. [NewServer] does both.
+// Configure prepares the Config of an asynq server for tasks behind PerKey, so that a refused key
+// does not count as a failure. It is for servers that are not made by [NewServer], which calls it.
+// Call it last, just before asynq.NewServer: it wraps the hooks that it finds in cfg; without a
+// hook asynq's default stays in force.
 //
 //   - IsFailure: a deferred task's Retried stays as it is.
 //   - RetryDelayFunc: a deferred task comes back after the delay of WithDelay.
@@ -32,15 +34,15 @@ func NewServer(rdb redis.UniversalClient, cfg asynq.Config) (*asynq.Server, erro
 //   - BaseContext: gives the middleware what it needs to read and clone tasks.
 //
 // rdb is a client of the Redis, database included, that holds the server's queues, which
-// need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. It stays the
-// caller's to close, after the server. A client of another Redis is found out at the first task, and
-// logged as an error: see "Another Redis" in the package's documentation. The error wraps
-// [core.ErrInvalidOption], and cfg is then as it was.
+// need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. The
+// caller closes it, after the server. A client of another Redis is detected at the first
+// task, and logged as an error: see "Another Redis" in the package's documentation. The
+// error wraps [core.ErrInvalidOption], and cfg is then as it was.
 func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 	if cfg == nil {
 		return invalid("Configure: cfg is nil")
 	}
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return invalid("rdb is nil: want a client of the Redis that holds the server's queues")
 	}
 	cfg.IsFailure = isFailure(cfg.IsFailure)

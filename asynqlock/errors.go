@@ -13,13 +13,14 @@ import (
 
 // Why a task did not run, told apart by errors.Is; for middleware in front of PerKey.
 var (
-	// ErrDeferred: the task was not run, since its key could not be had, and comes back
-	// by itself. It is no failure. The error that wraps it also wraps why: core.ErrConflict,
-	// core.ErrUnavailable, core.ErrClosed or core.ErrInvalidOption. If the task goes on as
-	// a clone it wraps asynq.RevokeTask as well.
+	// ErrDeferred: the task was not run, since its key could not be acquired, and asynq
+	// hands it out again. It is not a failure. The error that wraps it also wraps the
+	// reason: core.ErrConflict, core.ErrUnavailable, core.ErrClosed or
+	// core.ErrInvalidOption. If the task goes on as a clone it wraps asynq.RevokeTask as
+	// well.
 	ErrDeferred = errors.New("task deferred")
-	// ErrTooOld: the task was refused its key for longer than WithMaxAge allows, and is
-	// archived. Comes with asynq.SkipRetry and with why it was refused.
+	// ErrTooOld: the task was refused its key for longer than WithMaxAge allows, and is archived.
+	// The error that wraps it also wraps asynq.SkipRetry and the reason of the last refusal.
 	ErrTooOld = errors.New("task was deferred for too long")
 )
 

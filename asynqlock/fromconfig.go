@@ -8,17 +8,19 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// Tasks says which guard a type of tasks has, and what makes their keys of a payload and headers; false: they need no
-// key. It must be safe for concurrent use. A config.Runtime is one.
+// Tasks returns the guard of a type of tasks, and the function that makes their keys from payload
+// and headers. False: they need no key. It must be safe for concurrent use. A config.Runtime is
+// one.
 type Tasks interface {
 	Task(taskType string) (guard *core.Guard, key func(payload []byte, headers map[string]string) (string, error), ok bool)
 }
 
-// FromConfig returns middleware that guards each task as a configuration says at that moment, by its type. An error of
-// a key is as one of a KeyFunc. The servers that run it are made by NewServer, or need Configure.
+// FromConfig returns middleware that guards each task, by its type, as a configuration says at that
+// moment. Errors of its keys mean the same as those of a KeyFunc. The servers that run it are made
+// by NewServer, or need Configure.
 //
 // If tasks is a [Recorder], as a config.Runtime is, it counts what becomes of them, unless WithRecorder gives another one.
 //
@@ -26,7 +28,7 @@ type Tasks interface {
 // its tasks are deferred: none is run.
 func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {
 	s, err := settingsOf(opts)
-	if err == nil && absent.Is(tasks) {
+	if err == nil && nilcheck.IsNil(tasks) {
 		err = invalid("FromConfig(nil)")
 	}
 	if err != nil {

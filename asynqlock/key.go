@@ -11,11 +11,11 @@ import (
 	"github.com/perkey-go/perkey/internal/keytext"
 )
 
-// KeyFunc returns the key of a task. The task does not run if it fails. An error that
-// wraps asynq.SkipRetry or core.ErrInvalidKey says that the task has no usable key and never
-// will: it is archived at once. One that wraps core.ErrInvalidOption is a mistake in the
-// program: the task is deferred. Any other error is a failure, which asynq retries. It must be
-// safe for concurrent use.
+// KeyFunc returns the key of a task. After an error the task does not run. An error that wraps
+// asynq.SkipRetry or core.ErrInvalidKey says that the task has no usable key and never will:
+// it is archived at once. One that wraps core.ErrInvalidOption is a mistake in the program:
+// the task is deferred. Any other error is a failure, which asynq retries. It must be safe for
+// concurrent use.
 //
 // JSONField, Header, Type and Func make the usual ones, Join and Hash combine them. Requests and
 // tasks exclude one another if their keys are the same and their Lockers have one prefix:
@@ -24,13 +24,13 @@ type KeyFunc func(ctx context.Context, task *asynq.Task) (string, error)
 
 // JSONField takes the key from a field of a JSON payload: JSONField("wallet:", "user.id")
 // makes "wallet:42" of {"user": {"id": 42}}. The prefix keeps keys of different kinds apart.
-// A dot goes into an object; arrays have no names in them, and a name with a dot in it
-// cannot be said.
+// A dot goes into an object; elements of arrays, and names with a dot in them, cannot be
+// reached.
 //
 // The value is a string, or a whole number of any size, which makes the same key however it
 // is written: 42, 42.0, 4.2e1 and the string "42" do. A task with anything else is archived
 // at once: another type, an empty string, a missing field, a payload that is not one JSON
-// value, or one that says the field twice, also in another case ("ID" beside "id"), since
+// value, or one that has the field twice, also in another case ("ID" beside "id"), since
 // the handler might take the other one.
 func JSONField(prefix, path string) KeyFunc {
 	names, err := keytext.Path(path)
@@ -49,9 +49,9 @@ func JSONField(prefix, path string) KeyFunc {
 	}
 }
 
-// Header takes the key from a header of the task, such as asynq.NewTaskWithHeaders sets, as
-// JSONField does from the payload. A task whose header is missing or empty is archived at
-// once. Names are compared byte by byte.
+// Header takes the key from a header of the task, which asynq.NewTaskWithHeaders sets, as
+// JSONField takes it from the payload. A task whose header is missing or empty is
+// archived at once. Names are compared byte by byte.
 func Header(prefix, name string) KeyFunc {
 	if name == "" {
 		return failing(invalid("Header: the name is empty"))
@@ -65,18 +65,19 @@ func Header(prefix, name string) KeyFunc {
 	}
 }
 
-// Type makes all tasks of a type share a key, for a guard of one at a time, or of n at a
-// time with core.Counted(n). The prefix is as for JSONField.
+// Type makes the task's type the key, so that a guard runs one task of a type at a time, or n with
+// core.Counted(n). The prefix is as for JSONField.
 func Type(prefix string) KeyFunc {
 	return func(_ context.Context, task *asynq.Task) (string, error) { return prefix + task.Type(), nil }
 }
 
-// Func takes the key from f, which must find the same each time a task is handed out.
+// Func takes the key from f, which must return the same key each time a task is handed out.
 func Func(f func(ctx context.Context, task *asynq.Task) (string, error)) KeyFunc { return f }
 
-// Join makes one key of several, with "|" between them: Join(Header("tenant:", "tenant"),
-// JSONField("order:", "id")) makes "tenant:7|order:42". A "|" or "%" in a part becomes %7C or
-// %25, so that different parts never make the same key. The first part that fails decides.
+// Join returns a KeyFunc that joins the keys of several with "|": Join(Header("tenant:",
+// "tenant"), JSONField("order:", "id")) makes "tenant:7|order:42". A "|" or "%" in a part
+// becomes %7C or %25, so that different parts never make the same key. The first part
+// that returns an error decides.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 {
 		return failing(invalid("Join: no parts"))

@@ -10,16 +10,17 @@ import (
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// Observer is told what PerKey does with tasks, on the goroutine of their handlers and on several at once. Its
-// methods must be safe for concurrent use and quick; what they panic with is logged. Embed [NopObserver], so that
-// new methods do not break yours.
+// Observer gets the outcomes of tasks. Its methods are called on the goroutines of the
+// tasks' handlers: they must be safe for concurrent use and return quickly. A panic is
+// logged. Embed [NopObserver], so that new methods do not break yours.
 //
-// Keys and ids are in the events for logs and traces; they make poor metric labels.
+// Keys and ids in the events are for logs and traces; they make poor metric labels.
 type Observer interface {
-	// OnOutcome: a task that asynq handed to PerKey has come to its end there. It is called exactly once each
-	// time, also if the handler panics, before asynq learns of it. A task on its last attempt that stays in its
-	// worker has come to no end, until its ctx ends. Of nested guards each tells its own: the outer one's is deferred or
-	// too old if the inner one's is, and failed where the inner one found no key.
+	// OnOutcome is called exactly once for each time that asynq hands a task to PerKey, when PerKey
+	// has finished with it and before asynq learns of the result, also if the handler panics. For a
+	// task on its last attempt that stays in its worker this is not before its ctx ends. Each of
+	// nested guards has its own outcome: the outer one's is deferred or too old if the inner one's
+	// is, and failed where the inner one found no key.
 	OnOutcome(ctx context.Context, e Outcome)
 }
 
@@ -31,10 +32,10 @@ var _ Observer = NopObserver{}
 // OnOutcome does nothing.
 func (NopObserver) OnOutcome(context.Context, Outcome) {}
 
-// OutcomeKind is what became of a task. The kinds are few and fixed: they make good metric labels.
+// OutcomeKind is the kind of an Outcome. The kinds are few and fixed: they make good metric labels.
 type OutcomeKind string
 
-// What can become of a task.
+// The kinds of outcome.
 const (
 	// OutcomeDone: the handler ran within its lease, and returned nil.
 	OutcomeDone OutcomeKind = "done"
@@ -42,7 +43,7 @@ const (
 	OutcomeFailed OutcomeKind = "failed"
 	// OutcomeLost: the lease was lost while the handler ran.
 	OutcomeLost OutcomeKind = "lost"
-	// OutcomeDeferred: the task was not run, and comes back: as itself, or as Clone.
+	// OutcomeDeferred: the task was not run, and is handed out again: as itself, or as Clone.
 	OutcomeDeferred OutcomeKind = "deferred"
 	// OutcomeTooOld: the task was refused its key for longer than WithMaxAge, and is archived.
 	OutcomeTooOld OutcomeKind = "too_old"
@@ -50,26 +51,28 @@ const (
 	OutcomeNoKey OutcomeKind = "no_key"
 	// OutcomeExpired: the task was on its last attempt, could not be cloned, and its time is over.
 	OutcomeExpired OutcomeKind = "expired"
-	// OutcomeSkipped: WithSkip let the task pass without a key. What the handler returned is not looked at.
+	// OutcomeSkipped: WithSkip let the task pass without a key. What the handler returned does not
+	// matter.
 	OutcomeSkipped OutcomeKind = "skipped"
 )
 
-// Outcome says what became of a task.
+// Outcome is the outcome of one task at a guard.
 type Outcome struct {
 	Kind OutcomeKind
-	// Type, Queue and ID are the task's.
+	// Type, Queue and ID are those of the task.
 	Type, Queue, ID string
-	// Key is what it asked for; empty if that was not found.
+	// Key is the key that it asked for; empty if none was found.
 	Key string
 	// Took is the time since asynq handed the task out.
 	Took time.Duration
 	// Since is when a task that was deferred, or is too old, was first refused its key; zero: not known.
 	Since time.Time
-	// Delay is when a deferred task comes back at the latest: a release brings it back sooner.
+	// Delay is after how long a deferred task is handed out again at the latest: a release wakes it
+	// sooner.
 	Delay time.Duration
-	// Clone is the id under which a deferred task goes on, if that is not its own.
+	// Clone is the id of the clone as which a deferred task goes on; empty if it keeps its own.
 	Clone string
-	// Err is what asynq is given; nil if the handler was done, or panicked.
+	// Err is what asynq gets; nil if the handler returned nil, or panicked.
 	Err error
 }
 

@@ -10,14 +10,14 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
 	// DefaultMinDelay is the shortest delay of a task that was refused its key, unless
 	// WithDelay says otherwise.
 	DefaultMinDelay = time.Second
-	// DefaultMaxDelay is the longest one.
+	// DefaultMaxDelay is the longest delay, unless WithDelay says otherwise.
 	DefaultMaxDelay = 30 * time.Second
 	// DefaultMaxAge is how long a task is deferred for, unless WithMaxAge says otherwise.
 	DefaultMaxAge = 24 * time.Hour
@@ -28,7 +28,7 @@ const (
 	minMaxAge        = time.Second
 )
 
-// Option configures PerKey.
+// Option configures [PerKey], [New] and [FromConfig].
 type Option func(*settings) error
 
 // settings are what options set.
@@ -45,11 +45,11 @@ func defaults() settings {
 	return settings{minDelay: DefaultMinDelay, maxDelay: DefaultMaxDelay, maxAge: DefaultMaxAge}
 }
 
-// WithDelay bounds how long a task that was refused its key stays away if no release brings it back, such
-// as when the holder's process died. Between the bounds it is what is left of the holder's lease, 5 s if nothing is known
-// of that, and for tasks with three or more before them the longest; shortened by up to a half so that tasks
-// refused together do not come back together.
-// Default 1 s to 30 s; least is 1 ms or more, and most no less than least.
+// WithDelay bounds the delay after which a task that was refused its key is handed out again if no
+// release wakes it, for example because the holder's process died. Between the bounds the delay is
+// the rest of the holder's lease, 5 s if that is not known, and most for tasks with three or more
+// before them; it is shortened by up to a half, so that tasks refused together do not come back
+// together. Default 1 s to 30 s; least is at least 1 ms, and most at least least.
 //
 // asynq keeps times in whole seconds, rounded down, and looks for tasks that are due
 // every Config.DelayedTaskCheckInterval, by default 5 s. A server whose queues are empty then takes
@@ -64,9 +64,9 @@ func WithDelay(least, most time.Duration) Option {
 	}
 }
 
-// WithMaxAge sets how long a task may go on being refused its key, from the first refusal
-// since it was enqueued, or since it last ran, whatever ended that run. At the first refusal after that it is
-// archived, with an error that says so and wraps ErrTooOld. Default 24 h; at least 1 s.
+// WithMaxAge sets for how long a task may be refused its key, from the first refusal since it was
+// enqueued, or since it last ran, however that run ended. At the first refusal after that it is
+// archived, with an error that wraps ErrTooOld. Default 24 h; at least 1 s.
 func WithMaxAge(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < minMaxAge {
@@ -89,9 +89,9 @@ func WithSkip(f func(context.Context, *asynq.Task) bool) Option {
 	}
 }
 
-// WithLogger sets where it is logged that tasks are not run, such as when a Redis is out of reach or the key function has
-// a mistake, that a server was made without NewServer or Configure, and that a handler runs on after its ctx has
-// ended. Default: slog.Default.
+// WithLogger sets the logger for tasks that are not run, because a Redis is out of reach or the key
+// function has a mistake, for servers made without NewServer or Configure, and for handlers that
+// run on after their ctx has ended. Default: slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return func(s *settings) error {
 		if log == nil {
@@ -102,10 +102,10 @@ func WithLogger(log *slog.Logger) Option {
 	}
 }
 
-// WithObserver sets who is told what becomes of tasks. Default: nobody.
+// WithObserver sets an Observer, which gets each task's outcome. Default: none.
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver(nil)")
 		}
 		s.observer = o
@@ -113,10 +113,11 @@ func WithObserver(o Observer) Option {
 	}
 }
 
-// WithRecorder has r count what becomes of tasks, beside an observer. Default: nobody counts.
+// WithRecorder sets a Recorder, which counts tasks by their outcome, beside an observer. Default:
+// none.
 func WithRecorder(r Recorder) Option {
 	return func(s *settings) error {
-		if absent.Is(r) {
+		if nilcheck.IsNil(r) {
 			return invalid("WithRecorder(nil)")
 		}
 		s.recorder = r

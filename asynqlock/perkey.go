@@ -25,7 +25,7 @@ func PerKey(guard *core.Guard, key KeyFunc, opts ...Option) asynq.MiddlewareFunc
 	return mw
 }
 
-// New is PerKey for those who check: its error wraps core.ErrInvalidOption.
+// New is PerKey with an error instead of a panic. The error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, key KeyFunc, opts ...Option) (asynq.MiddlewareFunc, error) {
 	m, err := build(guard, key, opts)
 	if err != nil {

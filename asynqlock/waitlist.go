@@ -113,14 +113,14 @@ type WaitingTask struct {
 	Queue, ID string
 	// Since is when it was first refused its key, without a run in between.
 	Since time.Time
-	// Woken: its key was free since, and it is on its way to a server.
+	// Woken reports that its key was free since, and that asynq will hand it out.
 	Woken bool
 }
 
 // Waiting lists the tasks that were refused a key and wait for it: those that were woken first, then the others, each
-// oldest first. tasks are the first of them, most at most, and none if that is not positive; all is how many there are. rdb is the
-// client that NewServer or Configure was given, and locker that of the guards. A task that was deleted by hand stays listed until a
-// release would wake it.
+// oldest first. tasks has at most most of them, and none if most is not positive; all is how many there are. rdb is
+// the client that NewServer or Configure was given, and locker is that of the guards. A task that was deleted by hand
+// stays listed until a release would wake it.
 func Waiting(ctx context.Context, rdb redis.UniversalClient, locker *core.Locker, key string, most int) (tasks []WaitingTask, all int, err error) {
 	list := string(listOf(locker, key))
 	var waiting, woken *redis.ZSliceCmd

@@ -6,7 +6,8 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-// Recorder returns what counts in this process: that of WithRecorder, or the one of the file's section ops. Nil: there is neither.
+// Recorder returns the Recorder of WithRecorder, or that of the file's section ops. Nil: there is
+// neither.
 func (rt *Runtime) Recorder() *ops.Recorder { return rt.options.recorder }
 
 // CountTask implements asynqlock.Recorder with the Recorder, if there is one: asynqlock.FromConfig calls it.

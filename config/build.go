@@ -39,8 +39,8 @@ type options struct {
 	values     contextValues
 }
 
-// WithClient gives a Redis client, which stays the caller's to close, after the Runtime.
-// What the file says under redis is not used then.
+// WithClient sets the Redis client, in place of the file's section redis. The caller closes it,
+// after the Runtime.
 func WithClient(rdb redis.UniversalClient) Option {
 	return func(o *options) error {
 		if rdb == nil {
@@ -60,8 +60,8 @@ func WithLocker(opts ...core.Option) Option {
 	}
 }
 
-// WithQueue adds options to every Queue, such as delayqueue.WithQueueObserver. The file counts
-// where both say something.
+// WithQueue adds options to every Queue, such as delayqueue.WithQueueObserver. Where both set the same,
+// the file wins.
 func WithQueue(opts ...delayqueue.Option) Option {
 	return func(o *options) error {
 		o.queue = append(o.queue, opts...)
@@ -69,7 +69,7 @@ func WithQueue(opts ...delayqueue.Option) Option {
 	}
 }
 
-// WithHTTP adds options to the middleware of every route, such as httplock.WithObserver. The file counts where both say something.
+// WithHTTP adds options to the middleware of every route, such as httplock.WithObserver. Where both set the same, the file wins.
 func WithHTTP(opts ...httplock.Option) Option {
 	return func(o *options) error {
 		o.http = append(o.http, opts...)
@@ -144,7 +144,7 @@ func register[T any](option string, names map[string]T, name string, value T) er
 		return invalid("%s: the name is empty", option)
 	}
 	if _, twice := names[name]; twice {
-		return invalid("%s(%q): it is there twice", option, name)
+		return invalid("%s(%q): given twice", option, name)
 	}
 	names[name] = value
 	return nil
@@ -407,7 +407,7 @@ func (c *compiler) principal(path string, g *guardSection, r *route) (opts []htt
 	case given.reauthorize != nil:
 		opts = append(opts, httplock.WithReauthorize(given.reauthorize))
 	case r.parks:
-		c.At(at, "nothing says whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
+		c.At(at, "no function decides whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
 		return []httplock.Option{httplock.WithAnonymous()}
 	}
 	opts = append(opts, httplock.WithPrincipal(given.principal))
@@ -425,5 +425,5 @@ func registered[T any](r *report, opts []T, path, option, name string, names map
 }
 
 func (r *report) unregistered(path, option, name string, known []string) {
-	r.At(path, "Build was given nothing under the name %q; expected config.%s(%q, …)%s", strictyaml.Clip(name), option, strictyaml.Clip(name), strictyaml.Meant(strictyaml.Nearest(name, known)))
+	r.At(path, "no option of Build has the name %q; expected config.%s(%q, …)%s", strictyaml.Clip(name), option, strictyaml.Clip(name), strictyaml.Meant(strictyaml.Nearest(name, known)))
 }

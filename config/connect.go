@@ -9,9 +9,10 @@ import (
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
-// Connect opens the Redis of a file, for an operator's tool, and tells the prefix. It is about the sections redis and prefix
-// alone: what is wrong elsewhere does not matter to it, such as a variable that is set only where the service
-// runs. Its error is that of Parse, which has name and data as this. It does not talk to Redis. The client is the caller's to close.
+// Connect returns a client of the Redis that a file names, and the file's prefix, for an operator's
+// tool. It does not talk to Redis. It reads only the sections redis and prefix: mistakes elsewhere
+// do not matter, such as a variable that is set only where the service runs. Its arguments and its
+// error are those of Parse. The caller closes the client.
 func Connect(name string, data []byte) (rdb redis.UniversalClient, prefix string, err error) {
 	f := &File{name: name}
 	found, readable := strictyaml.Decode(data, &f.spec, environ())

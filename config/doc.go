@@ -1,5 +1,5 @@
-// Package config builds locks, queues, guards and the guards of routes from a YAML
-// file, so that what happens to a conflict is chosen per route without a new build.
+// Package config builds locks, queues, guards and the guards of routes from a YAML file,
+// so that each route's policy can be changed without a new build.
 //
 //	redis: {url: rediss://shop@redis.internal, password_file: secrets/redis}
 //	queues:
@@ -22,31 +22,33 @@
 //
 // # Files
 //
-// Load finds all that is wrong with a file at once, each with its line, column and path,
-// and says what would be right: unknown fields and names, what is there twice, values
-// out of range, a key that reads a parameter which its route does not have, or that is the same for all, requests
-// that are parked or remembered for nobody knows whom, a policy after reject. Nothing is guessed: durations have units, numbers no quotes, and there
-// are no anchors, aliases or tags.
+// Load reports all mistakes of a file at once, each with its line, column and path, and
+// what would be right: unknown fields and names, duplicates, values out of range, a key
+// that reads a parameter which its route does not have, or that is the same for all
+// requests, requests that are parked or remembered without a principal, a policy after
+// reject. Nothing is guessed: durations have units, numbers no quotes, and there are no
+// anchors, aliases or tags.
 //
-// What a file cannot hold is given to Build by name: WithPrincipal, WithSkip and
-// WithValue. A name that is only in the file is a problem of Build's.
+// Functions are given to Build by name: WithPrincipal, WithSkip and WithValue. Build reports a name
+// that only the file has.
 //
 // In prefix and in the section redis, ${NAME} stands for an environment variable, so that no
-// password need be in the file; one that is must be allowed by allow_plain_password.
-// Files that the file names are looked for in its own directory. Those with passwords and certificates for Redis are
-// read again for each new connection.
+// password need be in the file; a password in the file must be allowed by allow_plain_password.
+// Paths in the file are relative to its directory. Files with passwords and certificates for Redis
+// are read again for each new connection.
 //
-// No Problem shows a value of the sections redis and encryption, or, wherever it is, what looks like an encryption
-// key or a URL with a password. Errors of the network have addresses in them, but never a password.
+// No Problem shows a value of the sections redis and encryption, or, from any section, something
+// that looks like an encryption key or a URL with a password. Network errors contain addresses, but
+// never a password.
 //
-// A file can come from anywhere: one that would take long to read, or much memory, is refused before.
+// A file need not be trusted: one that would take long to read, or much memory, is refused first.
 //
 // # Reloading
 //
 // Runtime.Reload puts another file into force, and Runtime.Watch does so when the file has
-// changed. Requests that are under way end as they began; the next one of every route has the
-// new guard. A file with a mistake changes nothing. What a reload cannot change is
-// refused with its line; see Reload.
+// changed. Requests that are under way keep their guard; the next request of each route
+// has the new one. A file with a mistake changes nothing. A change that needs a restart is
+// refused, with its line; see Reload.
 //
 // While two files have different keys for one route, an old request and a new one may
 // run at the same time: they hold different keys.

@@ -13,8 +13,8 @@ import (
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
-// File is a file that was read and found right. It is safe for concurrent use,
-// and printed, logged and marshaled without what it says.
+// File is a valid configuration file. It is safe for concurrent use. Printed, logged or marshaled,
+// it does not show its content.
 type File struct {
 	name   string
 	spec   document
@@ -22,9 +22,9 @@ type File struct {
 	sum    [sha256.Size]byte           // of what was read
 }
 
-// Load reads a file, and the environment variables that it refers to. See the package
-// comment for both. A mistake in it is an *Error, which wraps core.ErrInvalidOption;
-// a file that cannot be read is the error of package os.
+// Load reads and checks a file, with the environment variables that it refers to; the package
+// documentation describes both. If the file has mistakes the error is an *Error, which wraps
+// core.ErrInvalidOption; if it cannot be read, that of package os.
 func Load(path string) (*File, error) {
 	data, err := readFile(path, strictyaml.MaxSize)
 	if err != nil {
@@ -33,8 +33,8 @@ func Load(path string) (*File, error) {
 	return Parse(path, data)
 }
 
-// Parse is Load for a file that was read already. Problems call it name, and files
-// that it names are looked for in name's directory.
+// Parse is Load for data that was read already. Problems have name as their Source, and paths in
+// the file are relative to name's directory.
 func Parse(name string, data []byte) (*File, error) {
 	return parse(name, data, environ())
 }
@@ -63,10 +63,10 @@ func environ() map[string]string {
 	return env
 }
 
-// Name is what problems call the file.
+// Name returns the file's name, as problems have it.
 func (f *File) Name() string { return f.name }
 
-// String tells the name, and counts what is in the file.
+// String returns the name, and how many queues, guards and so on the file has.
 func (f File) String() string {
 	return fmt.Sprintf("config.File(%s: %d queues, %d guards, %d routes)", f.name, len(f.spec.Queues), len(f.spec.Guards), len(f.spec.Routes))
 }
@@ -74,7 +74,7 @@ func (f File) String() string {
 // GoString is String.
 func (f File) GoString() string { return f.String() }
 
-// Format prints String, whatever the verb.
+// Format prints String, for every verb.
 func (f File) Format(s fmt.State, _ rune) { fmt.Fprint(s, f.String()) }
 
 // LogValue is String.

@@ -19,12 +19,12 @@ func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 	s, at := g.Idempotency, member(path, "idempotency")
 	if s == nil {
 		if at := member(path, "key"); g.Key == ownKey && !c.Failed(member(path, "idempotency")) {
-			c.At(at, "the key is the request's Idempotency-Key, which the guard does not look at; add idempotency: {required: true}")
+			c.At(at, "the key is the request's Idempotency-Key, which the guard does not read; add idempotency: {required: true}")
 		}
 		return
 	}
 	if g.AtOnce > 1 {
-		c.At(at, "excludes at_once, with which the same request could run twice at a time; give one of the two")
+		c.At(at, "excludes at_once, which lets the same request run twice at a time; give one of the two")
 	}
 	if g.StreamBody {
 		c.At(at, "excludes stream_body: the body is a part of what is compared; give one of the two")

@@ -120,5 +120,5 @@ func TestIdempotency_APrincipalThatNobodyGaveIsAProblem(t *testing.T) {
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
 	assert.EqualError(t, err, `config: perkey.yaml:4:49: routes."POST /x".principal: `+
-		`Build was given nothing under the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`)
+		`no option of Build has the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`)
 }

@@ -9,17 +9,19 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/observing"
 	"github.com/perkey-go/perkey/ops"
 )
 
-// Observer is told what becomes of new files, on the goroutine of Reload or Watch. Its methods must be
-// safe for concurrent use and quick, and must not call Reload or CheckRoutes, which wait for them. What they panic
-// with is logged. Embed [NopObserver], so that new methods do not break yours.
+// Observer gets the outcome of each new file. Its methods are called on the goroutine of Reload or
+// Watch: they must be safe for concurrent use and return quickly, and must not call Reload or
+// CheckRoutes, which wait for them. A panic is logged. Embed [NopObserver], so that new methods do
+// not break yours.
 type Observer interface {
-	// OnReload: a call of Reload has ended, or Watch has taken or refused a changed file. It is called once for each, and once for
-	// a file that Watch tries again and again as long as the reason is the same.
+	// OnReload is called once for each call of Reload, and for each changed file that Watch has put
+	// into force or refused. For a file that Watch tries again and again it is called once, as long
+	// as the reason is the same.
 	OnReload(ctx context.Context, e Reloaded)
 }
 
@@ -31,10 +33,10 @@ var _ Observer = NopObserver{}
 // OnReload does nothing.
 func (NopObserver) OnReload(context.Context, Reloaded) {}
 
-// ReloadKind is what became of a file. The kinds are few and fixed: they make good metric labels.
+// ReloadKind is the kind of a Reloaded. The kinds are few and fixed: they make good metric labels.
 type ReloadKind string
 
-// What can become of a file.
+// The kinds of outcome of a file.
 const (
 	// ReloadDone: it is in force.
 	ReloadDone ReloadKind = "done"
@@ -44,22 +46,22 @@ const (
 	ReloadRefused ReloadKind = "refused"
 )
 
-// Reloaded says what became of a file.
+// Reloaded is the outcome of a new file.
 type Reloaded struct {
 	Kind ReloadKind
-	// Name is the file's.
+	// Name is the file's name.
 	Name string
-	// Version and Hash are those of the file that is in force now.
+	// Version and Hash are those of the file in force now.
 	Version int
 	Hash    string
 	// Err is why the file was refused.
 	Err error
 }
 
-// WithObserver has o told what becomes of new files.
+// WithObserver sets an Observer, which gets the outcome of each new file.
 func WithObserver(o Observer) Option {
 	return func(opts *options) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver: the observer is nil")
 		}
 		opts.observer = o
@@ -67,9 +69,11 @@ func WithObserver(o Observer) Option {
 	}
 }
 
-// WithRecorder has r count what the Locker, the queues, the routes and what remembers requests by their Idempotency-Key tell,
-// what becomes of new files, and of the tasks of asynqlock.FromConfig. A file with the section ops has a Recorder without it. Lost leases and warnings are logged still. An observer that WithLocker, WithQueue, WithHTTP
-// or WithIdempotency gives takes the place of r's: make it with Recorder.Locks, Queues, Requests or Idempotency, for r to count too.
+// WithRecorder sets a Recorder, which counts the events of the Locker, the queues, the routes, the idempotency store,
+// new files, and the tasks of asynqlock.FromConfig. With the section ops in the file there is a Recorder without this
+// option. Lost leases and warnings are still logged. An observer that WithLocker, WithQueue, WithHTTP or
+// WithIdempotency gives takes the place of r's: make it with Recorder.Locks, Queues, Requests or Idempotency, for r to
+// count too.
 func WithRecorder(r *ops.Recorder) Option {
 	return func(opts *options) error {
 		if r == nil {
@@ -90,10 +94,11 @@ func (o *options) record() {
 	}
 }
 
-// Hash is that of what the file holds: SHA-256 in hexadecimal digits. Files that it names, and the environment, have no part in it.
+// Hash returns the SHA-256 of the file's content, in hexadecimal digits. Files that it names, and
+// the environment, are not included.
 func (f *File) Hash() string { return hex.EncodeToString(f.sum[:]) }
 
-// Version counts the files that were in force: 1 is Build's.
+// Version counts the files that were in force: Build's is 1.
 func (rt *Runtime) Version() int { return rt.current.Load().version }
 
 // refused is reloaded for a file that was not taken.

@@ -101,7 +101,7 @@ func (r *report) checkQuiet(path string, p *delayPolicy) {
 	case !p.Coalesce:
 		r.At(path, "quiet and max_delay need coalesce: true")
 	case p.Quiet == 0 || p.MaxDelay == 0:
-		r.At(path, "quiet and max_delay need each other")
+		r.At(path, "quiet and max_delay must be given together")
 	case p.Quiet > p.MaxDelay:
 		r.At(member(path, "quiet"), "%s is longer than max_delay, %s", p.Quiet, p.MaxDelay)
 	}

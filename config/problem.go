@@ -10,21 +10,19 @@ import (
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
-// Problem is one thing that is wrong with a file.
+// Problem is one mistake in a file.
 type Problem struct {
 	// Source is the file's name.
 	Source string
-	// Line and Column are where in the file, from 1. Both are 0 if it is nowhere
-	// in it.
+	// Line and Column are its place in the file, from 1. Both are 0 if it has none.
 	Line, Column int
-	// Path is which value, such as guards.pay.on_conflict[0].max_wait. Empty: the
-	// file as a whole.
+	// Path names the value, such as guards.pay.on_conflict[0].max_wait. Empty: the whole file.
 	Path string
 	// Message says what is wrong, and what is allowed. It shows no secret.
 	Message string
 }
 
-// String is file:line:column: path: message.
+// String returns "file:line:column: path: message".
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.Source)
@@ -39,14 +37,14 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Error is all that is wrong with a file; of more than 50 problems, the first 50 that were found and one that says so.
-// It wraps core.ErrInvalidOption.
+// Error has all problems of a file; if there are more than 50, the first 50 found and one that says
+// so. It wraps core.ErrInvalidOption.
 type Error struct {
-	// Problems are in the order of the file, and at least one.
+	// Problems has at least one problem, in the order of the file.
 	Problems []Problem
 }
 
-// Error lists the problems, one in a line.
+// Error lists the problems, one per line.
 func (e *Error) Error() string {
 	if len(e.Problems) == 1 {
 		return "config: " + e.Problems[0].String()

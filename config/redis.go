@@ -47,7 +47,7 @@ func parseURL(text string) (redisURL, error) {
 		return redisURL{}, errors.New("the URL has an unknown scheme" + expected)
 	}
 	if u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
-		return redisURL{}, errors.New("the URL has a query or a fragment; use the other fields of redis for what it says")
+		return redisURL{}, errors.New("the URL has a query or a fragment; use the other fields of redis instead")
 	}
 	r := redisURL{address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "6379")), username: u.User.Username(), tls: u.Scheme == "rediss"}
 	r.password, _ = u.User.Password()
@@ -121,7 +121,7 @@ func (c *checker) checkRedis(s *redisSection) {
 			c.At(at("tls"), "the URL says redis://, which is without TLS; use rediss://, or remove tls")
 		}
 		if (s.TLS.CertFile == "") != (s.TLS.KeyFile == "") {
-			c.At(at("tls"), "cert_file and key_file need each other")
+			c.At(at("tls"), "cert_file and key_file must be given together")
 		}
 	}
 	if s.PoolSize > 0 && s.MinIdleConns > s.PoolSize {
@@ -161,7 +161,7 @@ func (c *checker) checkMode(s *redisSection, u redisURL) {
 	if q := s.Sentinel; q != nil {
 		path := at("sentinel")
 		if s.mode() != sentinel && !unknown {
-			c.At(path, "is for mode sentinel alone; use that mode, or remove it")
+			c.At(path, "applies only to mode sentinel; use that mode, or remove it")
 		}
 		if isPlain(q.Password) && !s.AllowPlainPassword {
 			c.At(member(path, "password"), plainPasswordHere)

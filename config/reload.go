@@ -14,20 +14,23 @@ import (
 )
 
 // Reload puts a new file into force, for all routes and tasks at once. Requests that are under way
-// end under the guard that they began with. After an error the old file stays in
-// force: it is an *Error that names the lines, or wraps core.ErrClosed or, if Redis had to be asked and did not answer,
-// core.ErrUnavailable.
+// end under the guard that they began with. After an error the old file stays in force. The error
+// is an *Error that names the lines, or it wraps core.ErrClosed or, if Redis had to be asked and
+// did not answer, core.ErrUnavailable.
 //
 // A reload changes what is under defaults, guards, routes, asynq and idempotency, and of queues max_age,
-// max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues that are new. All else needs
-// a restart, and is refused. After CheckRoutes, so is a route that the router does not have.
+// max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues
+// that are new. Any other change needs a restart, and is refused. After CheckRoutes, so is a route that
+// the router does not have.
 //
-// So is what parked requests, dead letters among them, would be lost by: the end of a queue that holds any, and for a route
-// that has some its end, as their replays would find no guard, another principal, or none, and a key that reads another
-// header. What is parked is asked of Redis, only for a file with such a change, and for 30 s at most: processes with one
-// file in force all take the next one, or none does.
+// Reload also refuses changes by which parked requests, dead letters among them, would be lost:
+// removing a queue that holds any; and, for a route that has some, removing the route, since their
+// replays would find no guard, changing or removing its principal, and a key that reads another
+// header. For a file with such a change it asks Redis what is parked, for at most 30 s. Of
+// processes with one file in force all accept the next one, or none does.
 //
-// The file that is in force, byte for byte and with the same environment, changes nothing: files that it names are not read again for its sake.
+// A file that is identical to the one in force, with the same environment, changes nothing: files
+// that it names are not read again.
 func (rt *Runtime) Reload(f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
@@ -119,7 +122,7 @@ func (rt *Runtime) checkFixed(r *report) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
 		if was.Queues[name] == nil {
-			r.At(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
+			r.At(member("queues", name), "the queue is new, and may have no worker; restart with a worker for it")
 		}
 	}
 }

@@ -196,7 +196,7 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 		{"no encryption", ", encryption: {current: k, keys: {k: {env: SHIP_KEY}}}", "", []string{"4:3: queues.later.encryption: " + restart}},
 		{"removed queue", "  empty: {}\n", "", []string{"3:1: queues.empty: the queue was removed, and holds messages or dead letters; put it back until it is empty"}},
 		{"new queue", "  empty: {}\n", "  empty: {}\n  more: {}\n", []string{
-			"6:3: queues.more: the queue is new, and nobody may run what it holds; restart with a worker for it",
+			"6:3: queues.more: the queue is new, and may have no worker; restart with a worker for it",
 		}},
 		{"removed route", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
@@ -216,7 +216,7 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 			`8:1: routes."POST /c": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
 		{"unknown name", "principal: users", "principal: user", []string{
-			`11:49: routes."POST /c".principal: Build was given nothing under the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`,
+			`11:49: routes."POST /c".principal: no option of Build has the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`,
 		}},
 	} {
 		file := strings.Replace(start+fixed[1:], c.old, c.new, 1)

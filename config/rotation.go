@@ -69,10 +69,10 @@ func (v *rotating[T]) now() T {
 	switch {
 	case err != nil && err.Error() != v.trouble:
 		v.trouble = err.Error()
-		v.log().Warn("config: a file cannot be used: what it held before stays in force", "setting", setting, "error", v.trouble)
+		v.log().Warn("config: a file cannot be used: its previous content stays in force", "setting", setting, "error", v.trouble)
 	case err == nil && time.Since(changed).Abs() >= settle:
 		v.held, v.value, v.trouble = held, value, ""
-		v.log().Info("config: a file has changed: new connections use what it holds now", "setting", setting)
+		v.log().Info("config: a file has changed: new connections use its new content", "setting", setting)
 	}
 	return v.value
 }

@@ -144,7 +144,7 @@ func (c *checker) checkFixedKey(path string, g *leaseSection, t *keyTemplate) {
 	case g.FixedKey:
 		c.At(fixed, "the key has a value in it, so it is not fixed; remove the braces from the key, or fixed_key")
 	default:
-		c.At(member(path, "key"), "the key has no value in it, so that all exclude one another; "+
+		c.At(member(path, "key"), "the key has no value in it, so it is the same for all; "+
 			"add one in braces, such as order:{param.id}, or fixed_key: true if it is meant")
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-// Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
-// middleware of routes. It is safe for concurrent use. Shut it down, or Close it.
+// Runtime holds what Build makes of a File: a Redis client, a Locker, queues, guards and the
+// middleware of routes. It is safe for concurrent use. Call Shutdown or Close when done.
 //
 // The zero Runtime is not useful: use Build.
 type Runtime struct {
@@ -46,10 +46,10 @@ type Runtime struct {
 
 var _ httplock.Routes = (*Runtime)(nil)
 
-// Build makes what a File says. It does not talk to Redis: a server that is down is
-// reported by the calls that need it. What is wrong with the file, such as a name that
-// no option gave, is an *Error; a wrong option wraps core.ErrInvalidOption. Nothing is
-// left open after an error.
+// Build returns a Runtime for a File. It does not talk to Redis: a server that is down is reported
+// by the calls that need it. Mistakes of the file, such as a name that no option gave, are an
+// *Error; the error for a wrong option wraps core.ErrInvalidOption. After an error nothing is left
+// open.
 func Build(f *File, opts ...Option) (*Runtime, error) {
 	if f == nil {
 		return nil, invalid("Build: the file is nil")
@@ -82,7 +82,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, err
 	}
 	if s := f.spec.Redis.TLS; o.client == nil && s != nil && s.InsecureSkipVerify {
-		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the way to Redis can read and change everything", "file", f.name)
+		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the network path to Redis can read and change everything", "file", f.name)
 	}
 	return rt, nil
 }
@@ -125,9 +125,9 @@ func (rt *Runtime) open(f *File) error {
 	return rt.startBeacon(f)
 }
 
-// Route implements httplock.Routes: it returns the middleware and the key of the route
-// as the file has it now. The pattern may be of any framework's form; a host in it does
-// not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
+// Route implements httplock.Routes: it returns the middleware and the key of the route as
+// the file has it now. The pattern may be of any framework's form; a host in it does not
+// matter, as the file has none. HEAD has GET's route, unless it has its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 	s := rt.current.Load()
 	id, ok := s.find(method, pattern)
@@ -155,11 +155,11 @@ func (s *state) find(method, pattern string) (id routeID, ok bool) {
 	return routeID{}, false
 }
 
-// CheckRoutes reports what runs without the guard that is meant for it, as an *Error: the routes of the file
-// that a router does not have, such as misspelt ones, and what httplock.CheckRoutes finds, such as registered
-// writes without a guard that unguarded does not have. ginlock.Routes, echolock.WatchRoutes and
-// httplock.MuxRoutes read what is registered. After nil, reloads are refused that have a route which the
-// router does not have, or has without a FromConfig in front of it.
+// CheckRoutes returns an *Error with the routes that would run without the guard that is meant for them:
+// routes of the file that the router does not have, such as misspelt ones, and what httplock.CheckRoutes
+// finds, such as registered writes that have no guard and are not in unguarded. ginlock.Routes,
+// echolock.WatchRoutes and httplock.MuxRoutes read what is registered. Once it has returned nil, Reload
+// refuses a file with a route that the router does not have, or has without a FromConfig in front of it.
 func (rt *Runtime) CheckRoutes(registered []httplock.RegisteredRoute, unguarded ...string) error {
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
@@ -207,12 +207,12 @@ func checkRouter(r *report, s *state, registered []httplock.RegisteredRoute) {
 	}
 }
 
-// Guard returns the guard of this name as the file has it now. It keeps its policy when
-// the file is reloaded, so ask again rather than keep it. Nil, which refuses every
-// call: there is none.
+// Guard returns the guard of this name as the file has it now, or nil, which refuses every call, if
+// there is none. A guard does not change when the file is reloaded: call Guard again rather than
+// keep it.
 func (rt *Runtime) Guard(name string) *core.Guard { return rt.current.Load().guards[name] }
 
-// Queue returns the queue of this name as the file has it now. Nil: there is none.
+// Queue returns the queue of this name as the file has it now. Nil: there is no such queue.
 func (rt *Runtime) Queue(name string) *delayqueue.Queue { return rt.current.Load().queues[name] }
 
 // Locker returns the Locker of all guards.
@@ -224,10 +224,9 @@ func (rt *Runtime) Redis() redis.UniversalClient { return rt.rdb }
 // File returns the file that is in force.
 func (rt *Runtime) File() *File { return rt.current.Load().file }
 
-// Worker makes a worker for a queue of the file, with what the file says under worker,
-// and opts after it. Start it; Shutdown stops it. Nothing that was parked runs without
-// one, in this process or in another. Its error wraps core.ErrInvalidOption, or is
-// core.ErrClosed.
+// Worker returns a worker for a queue of the file, with the file's section worker, and
+// opts after it. Start it; Shutdown stops it. Parked requests run only if some process
+// has a worker. Its error wraps core.ErrInvalidOption, or is core.ErrClosed.
 func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue.WorkerOption) (*delayqueue.Worker, error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
@@ -270,10 +269,10 @@ func (w *workerSection) most() time.Duration {
 	return w.RetryMax
 }
 
-// Shutdown stops the workers, lets what holds keys come to its end, has Redis forget what the process told of itself, and closes the
-// Redis client, unless WithClient gave it. Call it after the HTTP server's. When ctx
-// ends it goes on more roughly, as the Shutdown of the Locker and the Stop of workers do,
-// and returns ctx's error. It waits for all goroutines, and may be called twice.
+// Shutdown stops the workers, waits for the holders of keys, removes the process's report from
+// Redis, and closes the Redis client, unless WithClient gave it. Call it after the HTTP server's
+// Shutdown. When ctx ends it stops waiting for work, as the Shutdown of the Locker and the Stop of
+// workers do, and returns ctx's error. It waits for all goroutines, and may be called twice.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
 	rt.mu.Lock()
 	rt.close()
@@ -301,7 +300,7 @@ func (rt *Runtime) Shutdown(ctx context.Context) error {
 	return errors.Join(errors.Join(stopped...), drained, telling, closed, rt.locker.Close())
 }
 
-// Close is Shutdown that does not wait: work that is under way is told to end at once.
+// Close is Shutdown without waiting: the ctx of work that is under way ends at once.
 func (rt *Runtime) Close() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -311,7 +310,7 @@ func (rt *Runtime) Close() error {
 	return nil
 }
 
-// String tells the file's.
+// String returns that of the file in force.
 func (rt *Runtime) String() string { return "config.Runtime of " + rt.File().String() }
 
 func (rt *Runtime) log() *slog.Logger {

@@ -264,11 +264,11 @@ routes:
 		got = append(got, p.String())
 	}
 	assert.Equal(t, []string{
-		`perkey.yaml:4:23: defaults.principal: Build was given nothing under the name "users"; expected config.WithPrincipal("users", …)`,
-		`perkey.yaml:6:12: guards.a.key: Build was given nothing under the name "user"; expected config.WithValue("user", …)`,
-		`perkey.yaml:6:58: guards.a.skip: Build was given nothing under the name "insider"; expected config.WithSkip("insider", …); did you mean "insiders"?`,
-		`perkey.yaml:8:18: routes."POST /x".key: Build was given nothing under the name "usr"; expected config.WithValue("usr", …)`,
-		`perkey.yaml:8:44: routes."POST /x".principal: Build was given nothing under the name "merchants"; expected config.WithPrincipal("merchants", …)`,
+		`perkey.yaml:4:23: defaults.principal: no option of Build has the name "users"; expected config.WithPrincipal("users", …)`,
+		`perkey.yaml:6:12: guards.a.key: no option of Build has the name "user"; expected config.WithValue("user", …)`,
+		`perkey.yaml:6:58: guards.a.skip: no option of Build has the name "insider"; expected config.WithSkip("insider", …); did you mean "insiders"?`,
+		`perkey.yaml:8:18: routes."POST /x".key: no option of Build has the name "usr"; expected config.WithValue("usr", …)`,
+		`perkey.yaml:8:44: routes."POST /x".principal: no option of Build has the name "merchants"; expected config.WithPrincipal("merchants", …)`,
 	}, got)
 }
 

@@ -9,6 +9,6 @@ import (
 var schema []byte
 
 // Schema returns the JSON Schema (draft 2020-12) of files, for editors and for checks
-// before a deployment. It takes every file that Load takes, but not the reverse: which
-// names there are, and what only together makes sense, Load alone knows.
+// before a deployment. It accepts every file that Load accepts, and more: only Load
+// checks names, and fields that depend on one another.
 func Schema() []byte { return slices.Clone(schema) }

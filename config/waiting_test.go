@@ -84,5 +84,5 @@ func TestWaiting_WaitersNeedAPrincipal(t *testing.T) {
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
 	require.Error(t, err)
-	assert.Contains(t, err.Error(), `guards.a.principal: Build was given nothing under the name "user"`)
+	assert.Contains(t, err.Error(), `guards.a.principal: no option of Build has the name "user"`)
 }

@@ -11,14 +11,13 @@ import (
 // defaultPoll is how often Watch looks at a file, unless it is told.
 const defaultPoll = 5 * time.Second
 
-// Watch loads the file at path when it has changed, and reloads it: until ctx ends, or
-// the Runtime is shut down, and then it returns. Run it on a goroutine of yours.
-// It reads the file each so often; zero is 5 s. So it also sees a file that was put
-// in the place of another, as Kubernetes does. A file that still changes between two
-// looks is left until it does not, so that one half written is not taken. What happens is
-// logged: a file that is in force at Info, one that is wrong at Error, once, and the old
-// one stays in force. One that Reload refuses is tried again, since what was parked may have run,
-// with pauses of one look, two, four and so on up to 60. A Watch that ends while it reloads logs nothing.
+// Watch loads the file at path whenever it has changed, and calls Reload. It blocks until ctx ends or the
+// Runtime is shut down: run it on a goroutine of yours. It reads the file once in every; zero is 5 s. So
+// it also sees a file that replaces another, as Kubernetes does. A file that changes between two reads is
+// left until it does not, so that a half-written file is not loaded. Outcomes are logged: a new file in
+// force at Info; a mistake at Error, once, while the old file stays in force. A file that Reload refuses
+// is tried again, since what was parked may have run, after one read, then two, four and so on up to 60.
+// A Watch that ends while it reloads logs nothing.
 func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) {
 	if every <= 0 {
 		every = defaultPoll

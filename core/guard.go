@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Guard is a [Locker] together with a [ConflictPolicy], which decides about calls whose key is
@@ -71,7 +71,7 @@ func (g *Guard) setPolicy(policy ConflictPolicy) error {
 		policy = nil // saves the call a place in the wait queue
 	}
 	g.policy = policy
-	if policy != nil && absent.Is(policy) {
+	if policy != nil && nilcheck.IsNil(policy) {
 		return fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
 	}
 	if v, ok := policy.(Validator); ok {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 	"github.com/perkey-go/perkey/core/internal/store"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Locker takes keys on one Redis deployment, or on a majority of several. One per process and
@@ -52,7 +52,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 }
 
 func checkClient(rdb redis.UniversalClient) error {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
 	}
 	if _, ok := rdb.(*redis.Ring); ok {

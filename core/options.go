@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core/internal/store"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -102,7 +102,7 @@ func WithPrefix(prefix string) Option {
 // nothing. A nil Observer, or one that is a nil pointer, is an [ErrInvalidOption].
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return fmt.Errorf("core: %w: WithObserver(nil)", ErrInvalidOption)
 		}
 		s.observer = o
@@ -149,7 +149,7 @@ func WithMaxWaiters(perKey, total int) Option {
 // go-redis's failover client does. Nil is an [ErrInvalidOption].
 func WithRenewalClient(rdb redis.UniversalClient) Option {
 	return func(s *settings) error {
-		if absent.Is(rdb) {
+		if nilcheck.IsNil(rdb) {
 			return fmt.Errorf("core: %w: WithRenewalClient(nil)", ErrInvalidOption)
 		}
 		s.renewer = rdb

@@ -9,9 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Info is what the manifest of a queue says; see [Queues] and [Queue.Info].
@@ -33,7 +33,7 @@ type Info struct {
 // A queue is missing if all its processes have run under a release that had no list of names:
 // [Open] opens it by its name.
 func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]Info, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, invalidOption("Queues: the redis client is nil")
 	}
 	if prefix == "" {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -167,7 +167,7 @@ func WithDeadRetention(d time.Duration) Option {
 // core.ErrInvalidOption.
 func WithQueueObserver(o Observer) Option {
 	return func(q *Queue) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalidOption("WithQueueObserver(nil)")
 		}
 		q.observer = o

@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Queue stores jobs in Redis until a [Worker] runs them. It is safe for concurrent use, has
@@ -62,7 +62,7 @@ type Queue struct {
 // queue gets [ErrOtherLayout], [ErrOtherService] or [ErrOtherEncryption] until that is corrected;
 // its Workers claim nothing, and log why.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, invalidOption("New: the redis client is nil")
 	}
 	if !validName(name) {

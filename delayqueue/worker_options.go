@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -55,7 +55,7 @@ func WithClaimLease(d time.Duration) WorkerOption {
 // a core.ErrInvalidOption.
 func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	return func(w *Worker) error {
-		if absent.Is(rdb) {
+		if nilcheck.IsNil(rdb) {
 			return invalidOption("WithHeartbeatClient(nil)")
 		}
 		w.heartbeats = rdb
@@ -153,7 +153,7 @@ func WithLogger(log *slog.Logger) WorkerOption {
 // core.ErrInvalidOption.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalidOption("WithObserver(nil)")
 		}
 		w.observer = o

@@ -10,23 +10,23 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// Config is what ToMiddleware makes middleware of.
+// Config configures PerKeyWithConfig and ToMiddleware.
 type Config struct {
-	// Skipper lets the requests pass without the key for which it returns true. It must
-	// be safe for concurrent use. Nil: none.
+	// Skipper lets a request pass without the key if it returns true. It must be safe for
+	// concurrent use. Nil: no request passes.
 	Skipper func(c echo.Context) bool
-	// Guard says who waits, is parked or is refused. Required.
+	// Guard decides which requests wait, are parked or are refused. Required.
 	Guard *core.Guard
-	// Key makes the key of a request. Required.
+	// Key returns the key of a request. Required.
 	Key KeyFunc
 	// Options are httplock's.
 	Options []httplock.Option
-	// ReturnErrors returns what would be a problem document as an error instead: an
-	// *echo.HTTPError with the status, the document as its Message, and an
+	// ReturnErrors makes the middleware return an error where it would write a problem
+	// document: an *echo.HTTPError with the status, the document as its Message, and an
 	// *httplock.Problem inside, for errors.As. Retry-After and Cache-Control are set
-	// then. The default HTTPErrorHandler of echo writes the document as
-	// application/json. Receipts (202) are written in any case, and what an option of
-	// Options handles is no error.
+	// then. The default HTTPErrorHandler of echo writes the document as application/json.
+	// A 202 is always written, and what an option of Options handles is not returned as
+	// an error.
 	ReturnErrors bool
 }
 
@@ -48,8 +48,8 @@ func (config Config) ToMiddleware() (echo.MiddlewareFunc, error) {
 // a guard.
 //
 // The key is released when the handler returns. A time-out middleware behind this one that runs the
-// handler on another goroutine returns before it does, and it runs on after its key was released:
-// put httplock.Timeout around the Echo instead. A handler that asks its own service for the same key
+// handler on another goroutine returns before it does, and the handler runs on without its key: put
+// httplock.Timeout around the Echo instead. A handler that asks its own service for the same key
 // over HTTP waits for itself: see httplock.Transport.
 func PerKeyWithConfig(config Config) echo.MiddlewareFunc {
 	mw, err := config.ToMiddleware()
@@ -59,30 +59,30 @@ func PerKeyWithConfig(config Config) echo.MiddlewareFunc {
 	return mw
 }
 
-// New is PerKey for those who check: its error wraps core.ErrInvalidOption.
+// New is PerKey with an error instead of a panic. The error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, key KeyFunc, opts ...httplock.Option) (echo.MiddlewareFunc, error) {
 	return Config{Guard: guard, Key: key, Options: opts}.ToMiddleware()
 }
 
-// PerKey is PerKeyWithConfig of a Config with these, and nothing else.
+// PerKey is PerKeyWithConfig for a Config with only these fields.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) echo.MiddlewareFunc {
 	return PerKeyWithConfig(Config{Guard: guard, Key: key, Options: opts})
 }
 
-// FromConfig returns middleware for all routes, e.Use(echolock.FromConfig(routes)),
-// that guards each request as its route says: routes is asked with the request's method
-// and c.Path(). Routes that it does not know need no key. It panics without routes, with an error
-// that wraps core.ErrInvalidOption.
+// FromConfig returns middleware for all routes, e.Use(echolock.FromConfig(routes)), that
+// guards each request as its route says for the request's method and c.Path(). Routes
+// that it does not know need no key. It panics if routes is nil, with an error that wraps
+// core.ErrInvalidOption.
 func FromConfig(routes httplock.Routes) echo.MiddlewareFunc {
 	return configured{guarded{version.FromConfig(routes)}}.wrap
 }
 
-// Lease returns the lease that the request runs under, the innermost if there are
-// several. Nil and false: it runs under none, as a GET that needs no key.
+// Lease returns the lease under which the request runs, the innermost if there are several. Nil and
+// false: there is none, as for a GET that needs no key.
 func Lease(c echo.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request().Context()) }
 
-// WithPrincipal is httplock.WithPrincipal in echo's terms: f says who sends a request, by what earlier middleware left in
-// c. It is for this package's middleware only.
+// WithPrincipal is httplock.WithPrincipal in echo's terms: f returns who sends a request, from what
+// earlier middleware left in c. It is for this package's middleware only.
 func WithPrincipal(f func(c echo.Context) (string, error)) httplock.Option {
 	return version.WithPrincipal(f)
 }
@@ -128,7 +128,7 @@ var version = &adapter.Echo[echo.Context]{
 		}
 		return status
 	},
-	Tap: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
+	Tee: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		c.Response().Writer = wrap(c.Response().Writer)
 	},
 	Answer: func(c echo.Context, err error) { c.Error(err) },

@@ -9,8 +9,8 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// WatchRoutes returns a function that reads the routes of an Echo, and which of them have a guard, for
-// httplock.CheckRoutes and the CheckRoutes of a config.Runtime:
+// WatchRoutes returns a function that returns the routes of an Echo, and which of them
+// have a guard, for httplock.CheckRoutes and the CheckRoutes of a config.Runtime:
 //
 //	e := echo.New()
 //	watched := echolock.WatchRoutes(e)

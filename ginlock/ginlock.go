@@ -10,8 +10,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/leasekey"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // PerKey returns middleware that runs one request at a time per key. It panics on a mistake in its
@@ -23,8 +23,8 @@ import (
 // Handlers hand c.Request.Context() to what they call, and not c, which does not end with the lease: see the
 // package's documentation.
 //
-// The key is released when the handlers return. A time-out middleware behind PerKey that runs them on
-// another goroutine returns before they do, and they run on after their key was released: put
+// The key is released when the handlers return. A time-out middleware behind PerKey that runs them
+// on another goroutine returns before they do, and they run on without their key: put
 // httplock.Timeout around the engine instead. A handler that asks its own service for the same key
 // over HTTP waits for itself: see httplock.Transport.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) gin.HandlerFunc {
@@ -35,7 +35,7 @@ func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) gin.Handler
 	return h
 }
 
-// New is PerKey for those who check: its error wraps core.ErrInvalidOption.
+// New is PerKey with an error instead of a panic. The error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, key KeyFunc, opts ...httplock.Option) (gin.HandlerFunc, error) {
 	m, err := httplock.New(guard, opts...)
 	if err != nil {
@@ -60,12 +60,12 @@ func (g *guarded) handle(c *gin.Context) {
 }
 
 // FromConfig returns middleware for a whole engine, r.Use(ginlock.FromConfig(routes)),
-// that guards each request as its route says: routes is asked with the request's method
-// and c.FullPath(). Put it in front of the routes that it is for, as all of gin's
-// middleware; those that it does not know need no key. [Routes] finds what it does not guard.
-// It panics without routes, with an error that wraps core.ErrInvalidOption.
+// that guards each request as routes says for its method and c.FullPath(). [Routes] that
+// it does not know need no key. Put it in front of the routes that it is for, as all of
+// gin's middleware; Routes finds those that it does not guard. It panics if routes is
+// nil, with an error that wraps core.ErrInvalidOption.
 func FromConfig(routes httplock.Routes) gin.HandlerFunc {
-	if absent.Is(routes) {
+	if nilcheck.IsNil(routes) {
 		panic(fmt.Errorf("ginlock: %w: FromConfig: the routes are nil: give it a config.Runtime, or httplock.Routes of yours", core.ErrInvalidOption))
 	}
 	return (&configured{routes}).handle
@@ -83,8 +83,8 @@ func (f *configured) handle(c *gin.Context) {
 	}
 }
 
-// Lease returns the lease that the request runs under, the innermost if there are
-// several. Nil and false: it runs under none, as a GET that needs no key.
+// Lease returns the lease under which the request runs, the innermost if there are several. Nil and
+// false: there is none, as for a GET that needs no key.
 func Lease(c *gin.Context) (*core.Lease, bool) {
 	if c.Request == nil { // a context of somebody's test
 		return nil, false
@@ -92,12 +92,11 @@ func Lease(c *gin.Context) (*core.Lease, bool) {
 	return core.LeaseFrom(c.Request.Context())
 }
 
-// WithSharedSafeMethods is httplock's option of that name: GET and HEAD take
-// the key together with one another.
+// WithSharedSafeMethods is httplock.WithSharedSafeMethods: GET and HEAD share the key.
 func WithSharedSafeMethods() httplock.Option { return httplock.WithSharedSafeMethods() }
 
-// WithPrincipal is httplock.WithPrincipal in gin's terms: f says who sends a request, by what earlier middleware left in
-// c. It is for ginlock's middleware only.
+// WithPrincipal is httplock.WithPrincipal in gin's terms: f returns who sends a request, from what
+// earlier middleware left in c. It is for ginlock's middleware only.
 func WithPrincipal(f func(*gin.Context) (string, error)) httplock.Option {
 	if f == nil {
 		return httplock.WithPrincipal(nil)
@@ -112,15 +111,15 @@ func WithPrincipal(f func(*gin.Context) (string, error)) httplock.Option {
 }
 
 // WithConflictHandler is httplock.WithConflictHandler in gin's terms: f answers the
-// requests whose key is held. The chain is aborted in any case. If f writes nothing,
-// the problem document is written: c.Status alone writes nothing.
+// requests whose key is held. The chain is aborted either way. If f writes nothing, the
+// problem document is written; c.Status alone writes nothing.
 func WithConflictHandler(f func(*gin.Context, *httplock.Problem)) httplock.Option {
 	return httplock.WithConflictHandler(problemHandler(f))
 }
 
 // WithErrorHandler is httplock.WithErrorHandler in gin's terms: f answers all other
-// problems, and conflicts too if there is no WithConflictHandler. When the lease was
-// lost, it is called after the chain.
+// problems, and conflicts too if there is no WithConflictHandler. For a lost lease it is
+// called after the chain.
 func WithErrorHandler(f func(*gin.Context, *httplock.Problem)) httplock.Option {
 	return httplock.WithErrorHandler(problemHandler(f))
 }
@@ -142,7 +141,7 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 	x := s.x
 	x.Writer, x.Request, x.Name, x.Framework = c.Writer, c.Request, c.Request.Method+" "+c.FullPath(), c
 	ran := m.Serve(x)
-	s.c, s.writer, s.key, s.tap = nil, nil, nil, nil
+	s.c, s.writer, s.key, s.tee = nil, nil, nil, nil
 	servings.Put(s)
 	if !ran {
 		c.Abort()
@@ -155,7 +154,7 @@ type serving struct {
 	c      *gin.Context
 	writer gin.ResponseWriter
 	key    KeyFunc
-	tap    *tapped           // for those who want to see the response
+	tee    *teeWriter        // for those who want to see the response
 	x      httplock.Exchange // of which the functions are the serving's
 }
 
@@ -173,9 +172,9 @@ var servings = sync.Pool{New: func() any {
 			return httplock.Match{Pattern: s.c.FullPath(), Params: params, Framework: s.c}.Key(s.key, s.c.Request)
 		},
 		Next: s.next,
-		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			s.tap = &tapped{s.c.Writer, wrap(s.c.Writer)}
-			s.c.Writer = s.tap
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			s.tee = &teeWriter{s.c.Writer, wrap(s.c.Writer)}
+			s.c.Writer = s.tee
 		},
 		Written: func() bool { return s.writer.Written() },
 		Status:  func() int { return s.writer.Status() },
@@ -186,11 +185,11 @@ var servings = sync.Pool{New: func() any {
 // next runs the handlers with r, and has c show the lease of r meanwhile: c.Request.Context() is not asked for
 // values of c unless Engine.ContextWithFallback is set.
 func (s *serving) next(r *http.Request) {
-	c, tap, returned := s.c, s.tap, false
+	c, tee, returned := s.c, s.tee, false
 	outer := c.Request
 	defer func() {
 		c.Request = outer
-		tap.end(c, returned)
+		tee.end(c, returned)
 	}()
 	c.Request = r
 	if lease, held := core.LeaseFrom(r.Context()); held {

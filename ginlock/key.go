@@ -9,10 +9,9 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// KeyFunc is httplock's: what makes keys for net/http makes them for gin, since
-// the request that it gets has gin's path parameters as its PathValue and
-// c.FullPath() as its Pattern. Func makes one of a function of gin's context; Value,
-// Join, Hash and Canonical are httplock's alone.
+// KeyFunc is httplock.KeyFunc: a key function for net/http works for gin, since the request that it
+// gets has gin's path parameters as its PathValue and c.FullPath() as its Pattern. Func makes a
+// KeyFunc from a function of gin's context; Value, Join, Hash and Canonical are only in httplock.
 type KeyFunc = httplock.KeyFunc
 
 // NoKey is httplock.NoKey: a key function's error for a request that needs no key.
@@ -24,7 +23,7 @@ func Param(prefix, name string) KeyFunc { return httplock.Param(prefix, name) }
 // ParamInt is httplock.ParamInt: 42, 042 and +42 make one key.
 func ParamInt(prefix, name string) KeyFunc { return httplock.ParamInt(prefix, name) }
 
-// ParamUUID is httplock.ParamUUID: however a UUID is written, it makes one key.
+// ParamUUID is httplock.ParamUUID: all spellings of a UUID make one key.
 func ParamUUID(prefix, name string) KeyFunc { return httplock.ParamUUID(prefix, name) }
 
 // Query is httplock.Query: the key is prefix and the first value of a query parameter.
@@ -41,13 +40,13 @@ func JSONField(prefix, path string) KeyFunc { return httplock.JSONField(prefix, 
 func Form(prefix, name string) KeyFunc { return httplock.Form(prefix, name) }
 
 // Func takes the key from f, which may use whatever earlier middleware left in c, and
-// must be safe for concurrent use. While it runs, c.Request is a copy: what f reads of
-// the body, and what it puts in the body's place, is there for the handler, and no
-// other change to c.Request is.
+// must be safe for concurrent use. While it runs, c.Request is a copy: the handler sees
+// what f reads of the body, and what it puts in the body's place, but no other change to
+// c.Request.
 //
-// On a route that parks, f must find the same for a replay: give the headers that
-// it reads to httplock.WithAllowedHeaders, and do not let it depend on credentials or
-// on the client's address. What earlier middleware took from those is missing.
+// On a route that parks, f must return the same for a replay: give the headers that it reads to
+// httplock.WithAllowedHeaders, and do not let it depend on credentials, on the client's address, or
+// on what earlier middleware derived from these.
 func Func(f func(c *gin.Context) (string, error)) KeyFunc {
 	if f == nil {
 		return nil

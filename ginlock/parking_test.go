@@ -28,7 +28,7 @@ import (
 
 // shop is a bench with a queue, and an engine whose conflicts are parked on it.
 type shop struct {
-	*testbed.Bed
+	*testbed.Fixture
 	queue  *delayqueue.Queue
 	guard  *core.Guard
 	engine *gin.Engine
@@ -36,7 +36,7 @@ type shop struct {
 
 func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop {
 	t.Helper()
-	s := &shop{Bed: testbed.New(t, env), engine: gin.New()}
+	s := &shop{Fixture: testbed.New(t, env), engine: gin.New()}
 	var err error
 	s.queue, err = delayqueue.New(s.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)

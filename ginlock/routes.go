@@ -10,11 +10,12 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// Routes reads the routes of an engine, and which of them have a guard, for httplock.CheckRoutes and the CheckRoutes of a
-// config.Runtime. Call it when all routes are registered, and before the engine serves. It calls no handler.
+// Routes returns the routes of an engine, and which of them have a guard, for httplock.CheckRoutes
+// and the CheckRoutes of a config.Runtime. Call it when all routes are registered, and before the
+// engine serves. It calls no handler.
 //
-// gin lists the last handler of a route only. The others are read from its unexported fields; the error says that a
-// release of gin has other ones.
+// gin lists only the last handler of a route. The others are read from its unexported fields; the
+// error says that a release of gin has changed these.
 func Routes(r *gin.Engine) ([]httplock.RegisteredRoute, error) {
 	chains := map[string]reflect.Value{}
 	trees := field(reflect.ValueOf(r).Elem(), "trees", reflect.Slice)

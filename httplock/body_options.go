@@ -3,20 +3,20 @@ package httplock
 import "time"
 
 const (
-	// DefaultMaxBody is how much of a body is kept while a request waits or is
-	// parked, unless WithMaxBody says otherwise.
+	// DefaultMaxBody is how many bytes of a body are kept while a request waits or is parked,
+	// unless WithMaxBody says otherwise.
 	DefaultMaxBody = 1 << 20
 	// maxMaxBody bounds WithMaxBody: each waiting request holds that much memory.
 	maxMaxBody = 64 << 20
-	// DefaultReadAhead is how much of a body is read before the key where the guard only
-	// rejects, unless WithReadAhead says otherwise.
+	// DefaultReadAhead is how many bytes of a body are read before the key is acquired, where the
+	// guard only rejects, unless WithReadAhead says otherwise.
 	DefaultReadAhead = 64 << 10
 	// DefaultBodyTimeout is how long a body may take, unless WithBodyTimeout says
 	// otherwise.
 	DefaultBodyTimeout = 30 * time.Second
 	// maxBodyTimeout bounds WithBodyTimeout.
 	maxBodyTimeout = 24 * time.Hour
-	// DefaultMaxWaitingBytes is what bodies of waiting requests may take up, unless
+	// DefaultMaxWaitingBytes is how many bytes the bodies of waiting requests may take up, unless
 	// WithMaxWaitingBytes says otherwise.
 	DefaultMaxWaitingBytes = 256 << 20
 	// minMaxWaitingBytes bounds WithMaxWaitingBytes from below.
@@ -47,13 +47,12 @@ func (b *bodyRules) check() error {
 }
 
 // WithMaxBody sets the cap, in bytes, on the body of a request that may wait or be
-// parked: so much of it is read into memory before the request asks for its key. A
-// longer body is not parked: the answer is 413. It does wait, but a client that leaves
-// meanwhile is not noticed. It is no cap on the bodies of requests that run. Default
-// 1 MiB; 1 byte to 64 MiB.
+// parked: up to so much is read into memory before the request asks for its key. A
+// request with a longer body is not parked: the answer is 413. It does wait, but if its
+// client leaves meanwhile this is not noticed. Bodies of requests that run are not
+// capped. Default 1 MiB; 1 byte to 64 MiB.
 //
-// A queue has a cap of its own on what it stores, which is the body and a line
-// of some hundred bytes.
+// A queue has its own cap on what it stores, which is the body and some hundred bytes more.
 func WithMaxBody(n int64) Option {
 	return func(m *Middleware) error {
 		if n < 1 || n > maxMaxBody {
@@ -66,8 +65,9 @@ func WithMaxBody(n int64) Option {
 
 // WithReadAhead sets how many bytes of a body are read into memory before the request asks
 // for its key where the guard's policy is core.RejectConflicts: a client that sends slowly
-// does not have the key meanwhile. The handler reads the rest under its lease. The same holds
-// for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64 MiB.
+// does not hold the key meanwhile. The handler reads the rest under its lease. The same
+// holds for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64
+// MiB.
 func WithReadAhead(n int64) Option {
 	return func(m *Middleware) error {
 		if n < 1 || n > maxMaxBody {
@@ -79,12 +79,12 @@ func WithReadAhead(n int64) Option {
 }
 
 // WithBodyTimeout bounds how long the service waits for a client to send a body. What is
-// read before the request asks for its key (WithMaxBody, WithReadAhead) has to come in this
-// time, or the answer is 408 and the handler does not run. For the rest of a longer body,
-// the handler's reads wait as long again in all; then they fail with an error that matches
-// os.ErrDeadlineExceeded, so that the client does not keep the key. What the handler does
-// between its reads does not count. Raise it for large uploads. Default 30 s, or the
-// server's ReadTimeout if that is shorter; 1 ms to 24 h.
+// read before the request asks for its key (WithMaxBody, WithReadAhead) has to arrive in
+// this time; otherwise the answer is 408 and the handler does not run. For the rest of a
+// longer body, the handler's reads wait as long again in total; then they fail with an
+// error that matches os.ErrDeadlineExceeded, so that the client does not keep the key.
+// Time between the handler's reads does not count. Raise it for large uploads. Default 30
+// s, or the server's ReadTimeout if that is shorter; 1 ms to 24 h.
 //
 // It uses the read deadline of the connection, or of the HTTP/2 stream, as
 // http.ResponseController does, and no other deadline of the service's own. Where
@@ -101,10 +101,10 @@ func WithBodyTimeout(d time.Duration) Option {
 }
 
 // WithStreamBody leaves bodies to the handler, which reads all of them under its lease, and
-// for as long as it likes: for routes whose handlers answer while the client still sends.
-// Such a client keeps the key for as long as it wants. A request with a body is not
-// parked then, and a client that leaves while its request waits is not noticed. It
-// excludes WithIdempotency.
+// for as long as it likes: for routes whose handlers answer while the client still sends. A
+// client can hold the key for as long as it keeps sending. A request with a body is not
+// parked, and a client that leaves while its request waits is not noticed. It excludes
+// WithIdempotency.
 func WithStreamBody() Option {
 	return func(m *Middleware) error {
 		m.body.stream = true
@@ -113,10 +113,11 @@ func WithStreamBody() Option {
 }
 
 // WithMaxWaitingBytes bounds the memory that bodies take up in this process while their requests wait: from
-// their first byte until they have their key, are parked or are refused. A request whose body finds no room is answered
-// with 503 and Retry-After. The bodies of all routes are counted together, and each route compares that with its own bound: one with
-// a lower bound is refused earlier. Buffers are counted, which can be somewhat larger than what is in them; what the handler
-// reads, and what a parked request takes up on its way to Redis, is not. Default 256 MiB; 2 MiB to 1 TiB, and more than
+// their first byte until they have their key, are parked or are refused. A request whose body would exceed
+// it is answered with 503 and Retry-After. The bodies of all routes are counted together, and each route
+// compares the sum with its own bound: a route with a lower bound refuses earlier. What counts is the size
+// of the buffers, which can be somewhat larger than their content. What the handler reads, and the copy of
+// a parked request on its way to Redis, do not count. Default 256 MiB; 2 MiB to 1 TiB, and more than
 // [WithMaxBody] and [WithReadAhead] say.
 func WithMaxWaitingBytes(n int64) Option {
 	return func(m *Middleware) error {

@@ -281,8 +281,8 @@ func TestBody_NoneCostsNothing(t *testing.T) {
 }
 
 func BenchmarkBody(b *testing.B) {
-	bed := testbed.New(b, redistest.Embedded(b))
-	m, err := httplock.New(bed.Locker.Guard(testbed.Patient{}))
+	f := testbed.New(b, redistest.Embedded(b))
+	m, err := httplock.New(f.Locker.Guard(testbed.Patient{}))
 	require.NoError(b, err)
 	for _, size := range []int{0, 500, 5_000, 50_000, 500_000} {
 		for name, length := range map[string]int{"length": size, "chunked": -1} {

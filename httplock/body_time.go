@@ -165,7 +165,7 @@ func (p *requestState) readAhead() error {
 // 100-continue. Over HTTP/2 net/http does not show that header, and bodies that are not read ahead as a whole are
 // taken to have it. Where a request may wait, or its Idempotency-Key may have an answer, its body is needed anyway.
 func (p *requestState) asksFirst() bool {
-	if p.replay != nil || p.once != nil || p.m.guard.Policy() != nil || p.body.source != &p.body.timed || len(p.body.head) > 0 {
+	if p.replay != nil || p.idempotent != nil || p.m.guard.Policy() != nil || p.body.source != &p.body.timed || len(p.body.head) > 0 {
 		return false
 	}
 	r := p.x.Request

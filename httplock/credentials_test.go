@@ -51,7 +51,7 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 	for name, carry := range carriers {
 		var runs atomic.Int64
 		send := func(from string, whose httplock.Option) testbed.Answer {
-			r := once(t, testbed.OrderPath, `"`+name+`"`, "{}")
+			r := withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")
 			r.Header.Set("X-Sender", from)
 			carry(r)
 			return testbed.Do(guarded(guard, count(&runs, http.StatusOK), store, own, whose), r)

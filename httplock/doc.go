@@ -41,12 +41,13 @@
 // # Keys
 //
 // A KeyFunc makes the key of a request, under every framework the same one: Param, Query, Header, JSONField, Form and
-// Value take it from one place, Join and Hash combine, and package config reads it from a line of a file. Credentials make no
-// keys. What the client left out is its fault, 400; what the route does not have is ours, 500, and the log says what to
-// do. NoKey says that a request needs no key.
+// Value take it from one place, Join and Hash combine, and package config reads it from a line of a file. Credentials
+// are never a key. A part that the client left out is its fault: 400. A part that the route does not have is ours:
+// 500, and the log says what to do. NoKey says that a request needs no key.
 //
-// What a service takes for one thing must have one key: 42, 042 and +42 are one order behind strconv.Atoi. ParamInt,
-// ParamUUID and Canonical write a value in one way; a test with locktest.RequireOneAtATime shows that nothing is left.
+// Values that a service treats as one thing must make one key: 42, 042 and +42 are one order to a handler that uses
+// strconv.Atoi. ParamInt, ParamUUID and Canonical write a value in one way; a test with locktest.RequireOneAtATime
+// shows whether other spellings are left.
 //
 // # Which routes
 //
@@ -61,16 +62,16 @@
 // # Answers of your own
 //
 // Problem documents can be replaced: WithConflictHandler and WithErrorHandler hand each
-// Problem to a function, which writes what the service's clients are used to.
+// Problem to a function, which writes the response.
 //
 // # Bodies
 //
-// A request's body is read into memory before it joins a queue or takes its key, so that
-// a client that sends slowly keeps no other waiting: up to the cap of WithMaxBody where
-// the guard's policy may have the request wait or be parked, and up to that of
-// WithReadAhead where it is core.RejectConflicts. One that does not come within WithBodyTimeout is
-// answered with 408. The rest of a longer body is read by the handler, under the key: its
-// reads may wait for as long again in all, and fail then. Routes that stream have WithStreamBody.
+// A request's body is read into memory before it joins a queue or takes its key, so that a client
+// that sends slowly keeps no other waiting: up to the cap of WithMaxBody where the guard's policy
+// may have the request wait or be parked, and up to that of WithReadAhead where it is
+// core.RejectConflicts. A body that does not arrive within WithBodyTimeout is answered with 408.
+// The rest of a longer body is read by the handler, under the key: its reads may wait as long
+// again in total, and then fail. Routes that stream have WithStreamBody.
 //
 // A client with Expect: 100-continue learns of a held key before it sends its body, if the guard
 // only rejects. This costs one more round trip to Redis. Over HTTP/2 net/http does not show the header:
@@ -82,10 +83,10 @@
 // has announced. Once a request has its key, its body is not counted any more.
 //
 // A read that waits is ended by the read deadline of the connection, or of the HTTP/2
-// stream. Where the writer has none, as in tests, the time is checked between two reads.
-// Over HTTP/1.1 net/http itself reads some of a long body that the handler did not read,
-// before it writes the response: that is bounded too, unless middleware in front has
-// replaced the body.
+// stream. Where the writer has no deadlines, as in tests, the time is checked between two
+// reads. Over HTTP/1.1 net/http itself reads some of a long body that the handler did not
+// read, before it writes the response: that is bounded too, unless middleware in front
+// has replaced the body.
 //
 // net/http notices that a client left only once the request's body was read. A body above
 // the cap of WithMaxBody waits, all but its first 64 KiB (WithReadAhead) unread: it works, but
@@ -93,47 +94,48 @@
 //
 // # The client's choice
 //
-// By WithPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
-// it would rather be parked than wait. That chooses among what the guard's policy does
+// By WithPrefer a client says with Prefer (RFC 7240) how long it would wait, and that it
+// would rather be parked than wait. This chooses among what the guard's policy does
 // anyway, and never adds to it.
 //
 // # Requests made twice
 //
-// With WithIdempotency a client that does not know whether its request arrived sends it
-// again under the same Idempotency-Key (draft-ietf-httpapi-idempotency-key-header), and
-// has the first one's response, byte for byte, with "Idempotent-Replayed: true":
+// With WithIdempotency a client that does not know whether its request arrived sends it again under
+// the same Idempotency-Key (draft-ietf-httpapi-idempotency-key-header). It gets the first request's
+// response, byte for byte, with "Idempotent-Replayed: true":
 //
 //	the first one is in progress         as the guard's policy says: 409, or it waits, or 202
 //	it was carried out                   its response
 //	it is parked                         202 with the same ticket, until that expires
 //	the payload is another one           422
 //
-// The ticket's status resource says what became of it: it may have been cancelled since, or be
-// a dead letter. Once the key is free a request runs whatever tickets there are. So does one whose ticket
-// is superseded (delayqueue.Coalesce): sent again under its Idempotency-Key it runs after the one that replaced it,
-// and overwrites that, unless the client says by If-Match which version it changes, or looks at its ticket first.
+// The ticket's status resource has its state: it may have been cancelled since, or be a dead
+// letter. Once the key is free, a request that is sent again runs, whatever tickets there are. A
+// request whose ticket is superseded (delayqueue.Coalesce) runs again too: after the one that
+// replaced it, whose change it overwrites, unless the client says by If-Match which version it
+// changes, or reads its ticket first.
 //
-// A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
-// only hashes of it are kept. It may be written in other ways: a media type means the same
-// whatever its case and the order of its parameters, and with "charset=utf-8" or without if it
-// is JSON's or a form's; a multipart body is its parts in their order, with their headers,
-// whatever the boundary. One that is encoded or cut short, and a part that is multipart too,
-// is its bytes. IdempotencyPayload compares something else in place of Content-Type,
-// Content-Encoding and body, such as a body without its timestamp. The body is read
-// before anything else, and one above the
-// cap of WithMaxBody is 413. A key belongs to its route (Exchange.Name, or method and path if
-// that is empty) and to its principal.
+// A payload is method, target, Content-Type, Content-Encoding, body and the lock's key; only
+// hashes of it are stored. Some differences do not count: a media type means the same
+// whatever its case and the order of its parameters, and with "charset=utf-8" or without if
+// it is JSON's or a form's; a multipart body is its parts in their order, with their headers,
+// whatever the boundary. A multipart body that is encoded or cut short, and a part that is
+// itself multipart, are compared byte by byte. IdempotencyPayload compares something else in
+// place of Content-Type, Content-Encoding and body, such as a body without its timestamp. The
+// body is read before anything else, and a body above the cap of WithMaxBody is answered with
+// 413. A key belongs to its route (Exchange.Name, or method and path if that is empty) and to
+// its principal.
 //
-// The guard's own key is the lock: requests of one payload have the same, which is why
-// no other lock is needed. A request that finds its Idempotency-Key in use, and not
-// answered, while it holds the lock knows that whoever had it before died or lost its lease:
-// it runs again. A handler whose lease was lost does not say what came of the request,
-// and its fence keeps it from overwriting what a later one said. A route with nothing else
-// to lock takes IdempotencyKey as its key function. It costs one script before the handler
-// and one after it; an answer from the store costs one, and is given whoever has the key.
+// The guard's own key is the lock: requests of one payload have the same, which is why no
+// other lock is needed. If a request that holds the lock finds its Idempotency-Key in use
+// and not answered, the earlier holder died or lost its lease: the request runs again. The
+// response of a handler whose lease was lost is not stored, and its fence keeps it from
+// overwriting a later one. A route with nothing else to lock takes IdempotencyKey as its
+// key function. Idempotency costs one script before the handler and one after it. A stored
+// response costs one script, and is returned even while the key is held.
 //
-// Kept are responses of 2xx, 3xx and 4xx of a handler that returned, whether or not its
-// client was still there: the status, the headers that Replay would keep and those of
+// Responses of 2xx, 3xx and 4xx of a handler that returned are stored, whether or not its client
+// was still there: the status, the headers that Replay would store and those of
 // KeepResponseHeaders, and the body. The handler is run again for the same request after
 //
 //	5xx, a panic                            it may be tried again
@@ -148,95 +150,100 @@
 // so a handler runs at least once, and what must not be done twice whatever happens needs
 // a fence that is claimed before the read (package sqlfence) or a key in the database. A
 // response whose body is longer than KeepResponseBody says, that was flushed, that was cut
-// short of its Content-Length, or that has trailers is not kept, but that the request was
-// carried out is: sent again it is refused with 409, and not run.
+// short of its Content-Length, or that has trailers is not stored. Its request is
+// remembered as carried out: sent again, it is refused with 409 and does not run.
 //
 // # Parking and replay
 //
-// A parked request is its method, its target as the client sent it, an
-// allow-list of headers and the body. Replay runs it in this process through a
-// handler of yours, which should be the one that the server serves, so that the
-// stored target finds the route that it found before. Of the host only that is stored which the
-// route's own pattern has, or WithReplayHost. Replayed tells a replay, by a
-// mark in the context that nothing outside the process can set.
+// A parked request is its method, its target as the client sent it, an allow-list of
+// headers and the body. Replay runs it in this process through a handler of yours, which
+// should be the one that the server serves, so that the stored target finds the route
+// that it found before. The client's host is not stored: a replay has the host of the
+// route's own pattern, or that of WithReplayHost. Replayed recognizes a replay, by a mark
+// in the context that nothing outside the process can set.
 //
 //	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop"))
 //	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
 //
 // A parked request is done when its handler has answered, 4xx and 5xx alike. After 429, 503 and
 // what the route's WithRetryStatuses names it is tried again until it is too old, and then a dead
-// letter. A panic, whatever middleware in front of the guard makes of it, and a lost lease are failed attempts, of which the queue has a
-// number. docs/guarantees.md, What is tried again, has it all in one table.
+// letter. A panic, even if middleware in front of the guard recovers it, and a lost lease are
+// failed attempts, whose number the queue bounds. The table is in docs/guarantees.md, What is
+// tried again.
 //
-// The worker takes the key of what it runs, with options of its own: what the guard's core.MinHold, core.MaxHold
-// or core.WaitReplicas promise holds for its parked requests if the worker has them too, by
-// delayqueue.WithAcquireOptions. Those of a guard with core.Counted run one at a time.
+// The worker acquires the key of what it runs, with options of its own: a guard's core.MinHold,
+// core.MaxHold or core.WaitReplicas holds for its parked requests only if the worker has the same,
+// by delayqueue.WithAcquireOptions. Parked requests of a guard with core.Counted run one at a time.
 //
-// A request whose route this process does not have, whose route has lost its guard, that its
-// guard refuses, or that a later release has stored, is left to other processes, and expires if
-// none runs it; the log says so, once per route. So releases can be rolled out one replica at a
-// time. A route that parks and takes its key from a header gives that header to WithAllowedHeaders;
-// requests of a route that was renamed find it by WithTargetRewrite. Of two services with the same
-// prefix and queue name the second is refused, if both have a name (delayqueue.WithService).
-// Without names they run each other's requests where both have the route.
+// A request whose route this process does not have, whose route has lost its guard, that its guard
+// refuses, or that a later release has stored, is left to other processes, and expires if none of
+// them runs it; the log says so, once per route. This lets releases be rolled out one replica at a
+// time. A route that parks and takes its key from a header gives that header to
+// WithAllowedHeaders; requests of a route that was renamed find it by WithTargetRewrite. Of two
+// services with the same prefix and queue name the second is refused, if both have a name
+// (delayqueue.WithService). Without names they run each other's requests where both have the
+// route.
 //
-// A replay runs under the key that the queue's worker holds, so its own guard
-// lets it through. When it meets a conflict in another guard, it does not wait
-// and is not parked again: Replay returns an error that matches core.ErrConflict
-// and the queue tries later. The queue delivers at least once. What ran before
-// such a conflict runs again, and so does a replay whose process died: the
-// ticket's id, which Replayed returns, stays the same and tells.
+// A replay runs under the key that the queue's worker holds, so its own guard lets it
+// through. When it meets a conflict in another guard, it does not wait and is not parked
+// again: Replay returns an error that matches core.ErrConflict and the queue tries later.
+// The queue delivers at least once. What ran before such a conflict runs again, and so
+// does a replay whose process died: the ticket's id, which Replayed returns, stays the
+// same, so a handler can recognize a second run.
 //
 // # Results
 //
-// The response of a replay that is done is kept for as long as its ticket: the
-// status, an allow-list of headers and the beginning of the body. TicketHandler
-// shows it, tells the state of a ticket before that, at once or with "Prefer: wait=N" when it
-// has ended, and lets the client cancel what is queued. Replay's options say how much is kept.
+// The response of a replay that is done is stored for as long as its ticket: the status, an
+// allow-list of headers and the beginning of the body. TicketHandler serves it. Before that it
+// serves the ticket's state, at once or, with "Prefer: wait=N", when the ticket has ended; and it
+// lets the client cancel what is queued. Replay's options say how much is stored.
 //
 // # Principals
 //
-// Credentials are not stored, neither a request's nor a response's. So a guard whose policy may park requests, or that has
-// WithIdempotency, says who sends them, or New returns an error:
+// Credentials are not stored, neither a request's nor a response's. So a guard whose policy may
+// park requests, or that has WithIdempotency, must say who sends them; otherwise New returns an
+// error:
 //
 //	WithPrincipal(user), WithReauthorize(mayStill)   a user's id is stored with a request; mayStill says at its
 //	                                                 replay whether that one may still have it run
-//	WithPrincipal(user)                              enough for WithIdempotency alone: keys are each user's own
-//	WithAnonymous()                                  it does not matter: a request runs on nobody's behalf, and all
-//	                                                 clients share their Idempotency-Keys
+//	WithPrincipal(user)                              enough for WithIdempotency alone: each user has their own keys
+//	WithAnonymous()                                  a request runs on nobody's behalf, and all clients share their Idempotency-Keys
 //
 // Where Replay cannot read that a route has a guard, as under gin and echo, give it mayStill too, with WithReplayReauthorize: otherwise
 // requests of principals are handed back, and expire. Middleware that asks for credentials must let a replay pass, and can
 // load the user that Replayed names.
 //
 // A request carries credentials if it has Authorization, Cookie, X-Api-Key or another header of the list to which
-// WithCredentialHeaders adds, or a TLS client's certificate. If WithPrincipal's function takes such a request for nobody's, which
-// may be a mistake, it is not parked, and refused if it has an Idempotency-Key. The same list decides what WithAllowedHeaders refuses.
+// WithCredentialHeaders adds, or a TLS client's certificate. If WithPrincipal's function returns no principal for
+// such a request, which may be a mistake, the request is not parked, and it is refused if it has an
+// Idempotency-Key. The same list decides what WithAllowedHeaders refuses.
 //
-// What else lets somebody in is not recognised. The target and the body are stored
-// as they are, a token in the query included, and so are the headers given to
-// WithAllowedHeaders and WithAllowedResponseHeaders, and a response's body.
+// Other credentials are not recognized. The target and the body are stored as they are, a
+// token in the query included, and so are the headers given to WithAllowedHeaders and
+// WithAllowedResponseHeaders, and a response's body.
 //
 // # Observers
 //
-// WithObserver tells an Observer what became of each request that reached the guard, once, whatever the framework:
-// it ran, passed without a key, was refused for one of a few reasons, was parked, or was answered as before. With
-// the route, the status, and whether it was a replay. Its panic breaks no request.
+// An Observer, set by WithObserver, gets one Outcome for each request that reached the guard, under
+// every framework: it ran, passed without a key, was refused for one of a few reasons, was parked,
+// or was answered with a stored response. The Outcome has the route, the status, and whether it was
+// a replay. A panic of the Observer breaks no request.
 //
 // # Adapters
 //
-// This is for those who write an adapter. [Exchange], [Middleware.Serve], [Match], [Track] and [FrameworkFrom] are for
-// them alone.
+// This section is for authors of adapters, and so are [Exchange], [Middleware.Serve], [Match],
+// [Track] and [FrameworkFrom].
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
-// Match.Key with what the framework's router found, and stops its framework's chain
-// when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
-// goroutine, with the request that Next is given, and puts back in a defer the one
-// that was there before. Panics, and the errors of handlers, pass through it as they
-// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too, and Exchange.Status its status. One
-// without Exchange.Tap cannot show what a handler answers, and refuses requests that have
-// an Idempotency-Key with 500 on routes of WithIdempotency.
+// Match.Key with what the framework's router found, and stops its framework's chain when
+// Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
+// goroutine, with the request that Next is given, and puts back in a defer the one that
+// was there before. Panics, and the errors of handlers, pass through it as they are.
+// Exchange.Written tells whether a response was begun, by Flush and Hijack too, and
+// Exchange.Status its status. An adapter without Exchange.Tee cannot show what a handler
+// answers: on routes of WithIdempotency it refuses requests that have an Idempotency-Key
+// with 500.
 //
-// Packages ginlock and echolock are such. All adapters pass one suite,
-// internal/test/conformance, which says what more there is to it.
+// Packages ginlock and echolock are adapters. All adapters pass one suite,
+// internal/test/conformance, which has the rest of the contract.
 package httplock

@@ -29,9 +29,9 @@ var (
 	errReplayWaits = errors.New("httplock: a replay does not wait for a key")
 )
 
-// ErrForbidden is for the functions of WithPrincipal and WithReauthorize: the request may not be parked, or
-// the principal may not have it run any more. An error that wraps it is answered with
-// 403.
+// ErrForbidden is returned by the functions of WithPrincipal and WithReauthorize: the request may
+// not be parked, or its principal may no longer have it run. An error that wraps it is answered
+// with 403.
 var ErrForbidden = errors.New("httplock: forbidden")
 
 // NoKey is a [KeyFunc]'s error for a request that needs no key: it runs without one, as if [WithSkip] let it pass, and its

@@ -48,7 +48,7 @@ func ExampleJSONField() {
 	// Output:
 	// user:42
 	// user:42
-	// httplock: no usable key in the request: JSON field "user.id": it is there twice
+	// httplock: no usable key in the request: JSON field "user.id": given twice
 }
 
 // table is what a configuration may come to.

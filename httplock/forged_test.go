@@ -139,7 +139,7 @@ func contents(t *testing.T, rdb *redis.Client) string {
 	return b.String()
 }
 
-func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
+func TestCredentials_AreNeverStoredOrLogged(t *testing.T) {
 	defaults := testbed.CaptureLog(t)
 	redistest.EachAlone(t, func(t *testing.T, env *redistest.Env) {
 		secrets := map[string]string{}

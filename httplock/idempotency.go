@@ -11,27 +11,28 @@ import (
 
 // WithIdempotency lets a client send a request again, under the same Idempotency-Key
 // (draft-ietf-httpapi-idempotency-key-header), without its work being done twice: the
-// response of the first one is kept in store, and is the answer to the others, with the
-// header "Idempotent-Replayed: true". The package's documentation has the whole story.
+// response to the first request is kept in store, and is the response to the others, with
+// the header "Idempotent-Replayed: true". The package documentation describes it in full.
 //
-// A request without the header is guarded as ever, unless RequireIdempotencyKey is
-// given. Safe methods need no key, and theirs is not looked at. Of nested guards the outermost
-// one looks after the key. A request that a handler makes of its own service, with its ctx,
-// is a request by itself if it has another key, and a part of the handler's work if not.
+// A request without the header is guarded as without this option, unless RequireIdempotencyKey is
+// given. The header is ignored on safe methods. Of nested guards the outermost one handles the key.
+// A request that a handler sends to its own service, with its ctx, is a separate request if it has
+// another key, and otherwise a part of the handler's work.
 //
-// The guard must be exclusive: one that is shared or counted is an error. It says whose a key is, with [WithPrincipal], so
-// that nobody who guesses another's key sees the other's response; or with [WithAnonymous] that all clients share their keys.
-// Without one of the two New returns an error. The host is not looked at: where it says whose data a request is about, it
-// belongs in the principal.
+// The guard must be exclusive: one that is shared or counted is an error. It needs [WithPrincipal],
+// so that a client that guesses another's key does not see the other's response, or
+// [WithAnonymous], if all clients share their keys; without one of the two New returns an error.
+// The host is not part of the comparison: where it decides whose data a request is about, put it in
+// the principal.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
 	return func(m *Middleware) error {
 		switch {
 		case store == nil:
 			return invalid("WithIdempotency: the store is nil")
-		case m.once != nil:
+		case m.idempotency != nil:
 			return invalid("WithIdempotency is given twice")
 		}
-		rules := &onceRules{store: store, maxResponse: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
+		rules := &idempotencyRules{store: store, maxResponse: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
 		for _, opt := range opts {
 			if opt == nil {
 				return invalid("WithIdempotency: an option is nil")
@@ -40,27 +41,27 @@ func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option
 				return err
 			}
 		}
-		m.once = rules
+		m.idempotency = rules
 		return nil
 	}
 }
 
 // IdempotencyOption configures WithIdempotency.
-type IdempotencyOption func(*onceRules) error
+type IdempotencyOption func(*idempotencyRules) error
 
 // RequireIdempotencyKey refuses requests without Idempotency-Key with 400.
 func RequireIdempotencyKey() IdempotencyOption {
-	return func(o *onceRules) error {
+	return func(o *idempotencyRules) error {
 		o.required = true
 		return nil
 	}
 }
 
-// KeepResponseBody sets how many bytes a response's body may have to be kept. A longer
-// one is not kept, and neither is a response that streams; the request is not run again
-// for all that, see the package's documentation. Default 64 KiB; 0 to 64 MiB.
+// KeepResponseBody sets up to how many bytes a response's body is stored. A longer one is not
+// stored, and neither is a response that streams; the request is not run again either way, see the
+// package documentation. Default 64 KiB; 0 to 64 MiB.
 func KeepResponseBody(n int) IdempotencyOption {
-	return func(o *onceRules) error {
+	return func(o *idempotencyRules) error {
 		if n < 0 || n > maxMaxResponseBody {
 			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, maxMaxResponseBody)
 		}
@@ -69,16 +70,16 @@ func KeepResponseBody(n int) IdempotencyOption {
 	}
 }
 
-// KeepResponseHeaders adds response headers to those that are kept: those that Replay
-// keeps. The same are refused as by WithAllowedResponseHeaders.
+// KeepResponseHeaders adds response headers to those that are stored, which are by default those
+// that Replay stores. It refuses the same headers as WithAllowedResponseHeaders.
 func KeepResponseHeaders(names ...string) IdempotencyOption {
-	return func(o *onceRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
+	return func(o *idempotencyRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
 }
 
-// IdempotencyKey is the key function of routes that have nothing else to be run one at a
-// time for: requests with one Idempotency-Key, of one principal on one route, take
-// turns, and no others. The route needs WithIdempotency, and every request the header.
-// It can be a part of Join, and Hash takes it too.
+// IdempotencyKey is the key function of routes whose requests exclude only their own repetitions:
+// requests with the same Idempotency-Key, principal and route run one at a time, and no others
+// wait. The route needs WithIdempotency, and every request needs the header. Join and Hash accept
+// it.
 func IdempotencyKey(*http.Request) (string, error) { return "", errLockByIdempotencyKey }
 
 // idempotencyKeyError is a KeyFunc's error in place of a key: key makes the key of what
@@ -91,8 +92,8 @@ func (*idempotencyKeyError) Error() string {
 	return "httplock: the key function IdempotencyKey needs WithIdempotency, and a method that is not safe"
 }
 
-// onceRules is what WithIdempotency and its options say.
-type onceRules struct {
+// idempotencyRules is what WithIdempotency and its options say.
+type idempotencyRules struct {
 	store       *idempotency.Store
 	required    bool
 	payload     func(r *http.Request, body []byte) ([]byte, error)
@@ -101,7 +102,7 @@ type onceRules struct {
 }
 
 // check is called once all options are known.
-func (o *onceRules) check(m *Middleware) error {
+func (o *idempotencyRules) check(m *Middleware) error {
 	switch {
 	case o == nil:
 		return nil
@@ -124,8 +125,8 @@ var (
 	errTooLargeToCompare = errors.New("httplock: the body is too large for an Idempotency-Key")
 	// errWhose: nobody can say whose the key is.
 	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal says that it is nobody's")
-	// errDeafAdapter: the adapter cannot show what the handler answers.
-	errDeafAdapter = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tap")
+	// errNoTee: the adapter cannot show what the handler answers.
+	errNoTee = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tee")
 	// errAnswered: the request was done before, or is parked: there is an answer.
 	errAnswered = errors.New("httplock: the request was made before")
 )

@@ -22,7 +22,7 @@ import (
 
 // A holder that lost its lease does not say what came of the request: the one that ran
 // it after does.
-func TestACrashLeavesTheRequestRunnable(t *testing.T) {
+func TestIdempotency_CrashLeavesTheRequestRunnable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		var runs atomic.Int64
@@ -36,20 +36,20 @@ func TestACrashLeavesTheRequestRunnable(t *testing.T) {
 			_, _ = fmt.Fprintf(w, "run %d", n)
 		})
 		stale := make(chan testbed.Answer)
-		go func() { stale <- testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")) }()
+		go func() { stale <- testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")) }()
 		<-started
 		b.LoseLeases(t) // as when the first process stood still past its lease
-		second := testbed.Do(h, once(t, testbed.OrderPath, "k", "{}"))
+		second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
 		require.Equal(t, "run 2", second.Body)
 		close(finish)
 		require.Equal(t, "run 1", (<-stale).Body, "its client has its response")
-		requireReplayed(t, second, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
+		requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 		require.EqualValues(t, 2, runs.Load())
 	})
 }
 
 // A client that has left does not hide that the lease was lost.
-func TestALostLeaseKeepsNothingThoughTheClientHadLeft(t *testing.T) {
+func TestIdempotency_LostLeaseStoresNothingThoughTheClientHadLeft(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	ctx, leave := context.WithCancel(t.Context())
 	var runs atomic.Int64
@@ -61,8 +61,8 @@ func TestALostLeaseKeepsNothingThoughTheClientHadLeft(t *testing.T) {
 		}
 		count(&runs, http.StatusOK)(w, r)
 	})
-	testbed.Do(h, once(t, testbed.OrderPath, "k", "{}").WithContext(ctx))
-	require.Equal(t, "run 2", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")).Body)
+	testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx))
+	require.Equal(t, "run 2", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body)
 }
 
 // The first holder may even end before anybody else begins, and not know of its loss.
@@ -77,13 +77,13 @@ func TestALostLeaseKeepsNothing(t *testing.T) {
 		}
 		count(&runs, http.StatusOK)(w, r)
 	})
-	require.Equal(t, "run 1", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")).Body)
-	second := testbed.Do(h, once(t, testbed.OrderPath, "k", "{}"))
+	require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body)
+	second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
 	require.Equal(t, "run 2", second.Body, "what came of the first is not sure")
-	requireReplayed(t, second, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
+	requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 }
 
-func TestAProcessThatDiesLeavesTheRequestRunnable(t *testing.T) {
+func TestIdempotency_DeadProcessLeavesTheRequestRunnable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		// The process that begins has a Locker that is cut off before it can finish or release.
 		b := testbed.New(t, env)
@@ -98,16 +98,16 @@ func TestAProcessThatDiesLeavesTheRequestRunnable(t *testing.T) {
 			runs.Add(1)
 			ok(w, nil)
 		}, httplock.WithIdempotency(store), httplock.WithLogger((&testbed.Log{}).Logger()))
-		go func() { defer close(died); testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")) }()
+		go func() { defer close(died); testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")) }()
 		<-died
 		alive := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, count(&runs, http.StatusOK))
-		second := testbed.Do(alive, once(t, testbed.OrderPath, "k", "{}"))
+		second := testbed.Do(alive, withKey(t, testbed.OrderPath, "k", "{}"))
 		require.Equal(t, "run 2", second.Body)
-		requireReplayed(t, second, testbed.Do(alive, once(t, testbed.OrderPath, "k", "{}")))
+		requireReplayed(t, second, testbed.Do(alive, withKey(t, testbed.OrderPath, "k", "{}")))
 	})
 }
 
-func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
+func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {
 	b, server := testbed.NewFragile(t)
 	log := &testbed.Log{}
 	var runs atomic.Int64
@@ -117,13 +117,13 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 		}
 		count(&runs, http.StatusOK)(w, r)
 	}, remembering(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
-	first := testbed.Do(h, once(t, testbed.OrderPath+"?break", "k", "{}"))
+	first := testbed.Do(h, withKey(t, testbed.OrderPath+"?break", "k", "{}"))
 	require.Equal(t, http.StatusOK, first.Status, "the client has its response")
 	require.Equal(t, "run 1", first.Body)
 	require.Contains(t, log.String(), "a response was not kept")
 	require.NotContains(t, log.String(), `"k"`)
 
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
 	require.EqualValues(t, 1, runs.Load())
 	mend := func() {
 		server.SetError("")
@@ -132,7 +132,7 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 		}
 	}
 	mend()
-	require.Equal(t, "run 2", testbed.Do(h, once(t, testbed.OrderPath+"?break", "k", "{}")).Body, "at least once")
+	require.Equal(t, "run 2", testbed.Do(h, withKey(t, testbed.OrderPath+"?break", "k", "{}")).Body, "at least once")
 
 	// The lock is to be had, and the store is not: nothing runs.
 	mend()
@@ -140,7 +140,7 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 	store, err := idempotency.New(gone)
 	require.NoError(t, err)
 	h = guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithIdempotency(store), httplock.WithLogger(log.Logger()))
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k2", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k2", "{}")), http.StatusServiceUnavailable, "unavailable", true)
 	b.RequireFree(t)
 }
 
@@ -161,28 +161,28 @@ func TestRedisRestartedEmpty(t *testing.T) {
 		}
 		count(&runs, http.StatusOK)(w, r)
 	})
-	first := testbed.Do(h, once(t, testbed.OrderPath, "k", "{}"))
-	requireReplayed(t, first, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
+	first := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
+	requireReplayed(t, first, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 	restart()
-	require.Equal(t, "run 2", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")).Body, "at least once")
+	require.Equal(t, "run 2", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body, "at least once")
 
-	during := testbed.Do(h, once(t, testbed.OrderPath+"?restart", "k2", "{}"))
+	during := testbed.Do(h, withKey(t, testbed.OrderPath+"?restart", "k2", "{}"))
 	require.Equal(t, "run 3", during.Body)
-	requireReplayed(t, during, testbed.Do(h, once(t, testbed.OrderPath+"?restart", "k2", "{}")))
+	requireReplayed(t, during, testbed.Do(h, withKey(t, testbed.OrderPath+"?restart", "k2", "{}")))
 }
 
-func TestARecordThatIsJunkRunsNothing(t *testing.T) {
+func TestIdempotency_JunkRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
-	require.Equal(t, http.StatusOK, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")).Status)
+	require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Status)
 	records := redistest.Keys(t, b.Redis, b.Prefix+":idem{}:")
 	require.Len(t, records, 1)
 	for _, junk := range []string{"junk", `{"v":2,"status":200}` + "\n", `{"v":1,"status":1000}` + "\n", `{"v":1,"status":200,"header":{"Set-Cookie":["a=b"]}}` + "\n"} {
 		require.NoError(t, b.Redis.HSet(t.Context(), records[0], "outcome", junk).Err())
 		h := idempotent(t, b, nil, mustNotRun(t))
-		testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusInternalServerError, "internal", false)
+		testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusInternalServerError, "internal", false)
 	}
 	require.NoError(t, b.Redis.Del(t.Context(), records[0]).Err())
 	require.NoError(t, b.Redis.Set(t.Context(), records[0], "junk", 0).Err())
-	testbed.RequireProblem(t, testbed.Do(idempotent(t, b, nil, mustNotRun(t)), once(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	testbed.RequireProblem(t, testbed.Do(idempotent(t, b, nil, mustNotRun(t)), withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
-// IdempotencyPayload has f say what of a request's body, and of what describes it, is compared with
-// that of the first request under its Idempotency-Key: for bodies of which a part is new each time, such as
-// a timestamp. Requests for which it returns the same bytes are one request, if method, target
-// and lock's key are the same too. It is given the whole body, which it must not change; r has no body to
-// read, and for a replay only the headers that were stored. Its error refuses the request: with 400 if
-// it wraps [BadKey]'s, and else with 500. It must be safe for concurrent use.
+// IdempotencyPayload sets what is compared with the first request under an Idempotency-Key: the
+// bytes that f returns. It is for bodies of which a part is new each time, such as a timestamp.
+// Requests for which f returns the same bytes are one request, if method, target and the lock's key
+// are the same too. f gets the whole body, which it must not change; r has no body to read, and for
+// a replay only the headers that were stored. An error of f refuses the request: with 400 if it
+// wraps [BadKey]'s, and otherwise with 500. f must be safe for concurrent use.
 //
-// Default: Content-Type, Content-Encoding and body, as package httplock describes it.
+// Default: Content-Type, Content-Encoding and body, as the package documentation describes.
 func IdempotencyPayload(f func(r *http.Request, body []byte) ([]byte, error)) IdempotencyOption {
-	return func(o *onceRules) error {
+	return func(o *idempotencyRules) error {
 		if f == nil {
 			return invalid("IdempotencyPayload(nil)")
 		}
@@ -34,8 +34,8 @@ func IdempotencyPayload(f func(r *http.Request, body []byte) ([]byte, error)) Id
 }
 
 // compared is what of a request's body, and of what describes it, is compared.
-func (o *once) compared(body []byte) ([]byte, error) {
-	if f := o.m.once.payload; f != nil {
+func (o *idempotentRequest) compared(body []byte) ([]byte, error) {
+	if f := o.m.idempotency.payload; f != nil {
 		r := *o.x.Request
 		r.Body = http.NoBody
 		chosen, err := f(&r, body)

@@ -42,7 +42,7 @@ func form(t *testing.T, fields ...[2]string) (contentType, body string) {
 // described is a request with an Idempotency-Key and a Content-Type.
 func described(t *testing.T, key, contentType, body string) *http.Request {
 	t.Helper()
-	r := once(t, testbed.OrderPath, key, body)
+	r := withKey(t, testbed.OrderPath, key, body)
 	r.Header.Set("Content-Type", contentType)
 	return r
 }
@@ -221,7 +221,7 @@ func TestPayload_CanBeChosen(t *testing.T) {
 	first := testbed.Do(h, described(t, "k", "text/plain", "pay 7 @1"))
 	requireReplayed(t, first, testbed.Do(h, described(t, "k", "text/html", "pay 7 @2")))
 	testbed.RequireProblem(t, testbed.Do(h, described(t, "k", "text/plain", "pay 8 @1")), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
-	r := once(t, testbed.OrderPath+"?x=1", "k", "pay 7 @1")
+	r := withKey(t, testbed.OrderPath+"?x=1", "k", "pay 7 @1")
 	require.Equal(t, http.StatusUnprocessableEntity, testbed.Do(h, r).Status, "the target counts, whatever is chosen")
 	testbed.RequireProblem(t, testbed.Do(h, described(t, "k", "", "pay 7")), http.StatusBadRequest, "bad-key", false)
 	testbed.RequireProblem(t, testbed.Do(h, described(t, "k", "", "@1")), http.StatusInternalServerError, "internal", false)

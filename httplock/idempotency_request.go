@@ -14,15 +14,15 @@ import (
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
-// once is a request with an Idempotency-Key, on its way through its guard. A nil one is
-// a request without. It belongs to the request's goroutine, but for discard.
-type once struct {
+// idempotentRequest is a request with an Idempotency-Key, on its way through its guard; nil
+// for a request without one. Except for discard it belongs to the request's goroutine.
+type idempotentRequest struct {
 	m     *Middleware
 	x     Exchange
 	key   string // as the client sent it
 	work  idempotency.Work
 	lease *core.Lease // under which it runs
-	tap   *tap        // what its handler answers
+	tee   *tee        // what its handler answers
 
 	discarded atomic.Bool
 
@@ -31,46 +31,46 @@ type once struct {
 	parked core.Ticket
 }
 
-type onceKey struct{}
+type idempotentRequestKey struct{}
 
-// onceFrom returns the request with an Idempotency-Key that a handler is at work for.
-func onceFrom(ctx context.Context) *once {
-	o, _ := ctx.Value(onceKey{}).(*once)
+// idempotentRequestFrom returns the request with an Idempotency-Key for which a handler runs.
+func idempotentRequestFrom(ctx context.Context) *idempotentRequest {
+	o, _ := ctx.Value(idempotentRequestKey{}).(*idempotentRequest)
 	return o
 }
 
 // discard records that a guard behind this one answered in the handler's place: such an
 // answer describes the moment, not the outcome, so it is not stored: neither for this request nor
 // for one whose handler made it.
-func (o *once) discard() {
+func (o *idempotentRequest) discard() {
 	if o != nil {
 		o.discarded.Store(true)
-		onceFrom(o.x.Request.Context()).discard()
+		idempotentRequestFrom(o.x.Request.Context()).discard()
 	}
 }
 
-// newOnce returns the request's once, or nil if it has no key, or if a guard in front of
-// this one looks after it.
-func (m *Middleware) newOnce(p *requestState) (*once, error) {
+// newIdempotentRequest returns nil if the request has no Idempotency-Key, or if a guard in
+// front of this one handles it.
+func (m *Middleware) newIdempotentRequest(p *requestState) (*idempotentRequest, error) {
 	x := p.x
-	if m.once == nil || isSafe(x.Request) {
+	if m.idempotency == nil || isSafe(x.Request) {
 		return nil, nil
 	}
-	outer := onceFrom(x.Request.Context())
+	outer := idempotentRequestFrom(x.Request.Context())
 	key, there, err := parseIdempotencyKey(x.Request.Header["Idempotency-Key"])
 	switch {
 	case outer != nil && (!there || key == outer.key): // another is of a request that the handler makes
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case !there && m.once.required:
+	case !there && m.idempotency.required:
 		return nil, errNoIdempotencyKey
 	case !there:
 		return nil, nil
-	case x.Tap == nil:
-		return nil, errDeafAdapter
+	case x.Tee == nil:
+		return nil, errNoTee
 	}
-	principal, err := m.onceFor(p)
+	principal, err := m.idempotencyPrincipal(p)
 	if err != nil {
 		return nil, err
 	}
@@ -81,14 +81,14 @@ func (m *Middleware) newOnce(p *requestState) (*once, error) {
 	if route == "" {
 		route = x.Request.Method + " " + x.Request.URL.Path
 	}
-	return &once{m: m, x: x, key: key, work: idempotency.Work{Name: idempotency.NameOf(route, principal, key)}}, nil
+	return &idempotentRequest{m: m, x: x, key: key, work: idempotency.Work{Name: idempotency.NameOf(route, principal, key)}}, nil
 }
 
-// onceFor is whose a request's Idempotency-Key is.
-func (m *Middleware) onceFor(p *requestState) (principal string, err error) {
+// idempotencyPrincipal returns the principal to whom a request's Idempotency-Key belongs.
+func (m *Middleware) idempotencyPrincipal(p *requestState) (principal string, err error) {
 	principal, err = p.principal, p.whose
 	if p.replay != nil {
-		if onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {
+		if idempotentRequestFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {
 			return p.replay.principal, nil
 		}
 		// A request that the handler makes is whose it was when the handler was not replayed, and had the client's credentials.
@@ -102,12 +102,12 @@ func (m *Middleware) onceFor(p *requestState) (principal string, err error) {
 	return principal, err
 }
 
-// lockKey is the key of requests that exclude only their like.
-func (o *once) lockKey() string { return "idempotency:" + o.work.Name }
+// lockKey is the lock's key for a route whose key function is IdempotencyKey.
+func (o *idempotentRequest) lockKey() string { return "idempotency:" + o.work.Name }
 
-// identify makes the request's fingerprint. The lock's key is part of it: requests of
-// one fingerprint exclude one another, which all the rest relies on.
-func (o *once) identify(key string, body *body) error {
+// identify computes the request's fingerprint. The lock's key is part of it, so that requests with
+// one fingerprint exclude one another: everything else relies on that.
+func (o *idempotentRequest) identify(key string, body *body) error {
 	content, err := body.all(o.m.body.max)
 	if err != nil {
 		return err
@@ -121,18 +121,18 @@ func (o *once) identify(key string, body *body) error {
 	return err
 }
 
-// lookup is called when the key is held. It is errAnswered if there is an answer
-// nevertheless. If Redis does not say, begin will ask again.
-func (o *once) lookup(ctx context.Context) error {
+// lookup is called while another request holds the key. It returns errAnswered if the answer is
+// stored already, and nil if Redis cannot say: begin asks again.
+func (o *idempotentRequest) lookup(ctx context.Context) error {
 	if o == nil {
 		return nil
 	}
-	record, err := o.m.once.store.Lookup(ctx, o.work)
+	record, err := o.m.idempotency.store.Lookup(ctx, o.work)
 	switch {
 	case errors.Is(err, idempotency.ErrDiffers), errors.Is(err, idempotency.ErrSealed):
 		return err
 	case record.Outcome != nil:
-		return o.recall(record.Outcome)
+		return o.loadStored(record.Outcome)
 	case record.Ticket.ID != "" && time.Now().Before(record.Ticket.ExpiresAt):
 		o.parked = record.Ticket
 		return errAnswered
@@ -140,8 +140,8 @@ func (o *once) lookup(ctx context.Context) error {
 	return nil
 }
 
-// begin is called under the key. Nil says that the handler is to run.
-func (o *once) begin(ctx context.Context) error {
+// begin is called under the key. Nil: the handler is to run.
+func (o *idempotentRequest) begin(ctx context.Context) error {
 	if o == nil {
 		return nil
 	}
@@ -150,20 +150,20 @@ func (o *once) begin(ctx context.Context) error {
 		return errors.New("httplock: there is no lease in the ctx of a call")
 	}
 	o.lease = lease
-	outcome, err := o.m.once.store.Begin(ctx, o.work, lease.Fence())
+	outcome, err := o.m.idempotency.store.Begin(ctx, o.work, lease.Fence())
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost):
 		return fmt.Errorf("httplock: %w: %w: %w", core.ErrUnavailable, core.ErrLeaseLost, err)
 	case err != nil:
 		return err
 	case outcome != nil:
-		return o.recall(outcome)
+		return o.loadStored(outcome)
 	}
 	return nil
 }
 
-// recall reads what came of the request when it was made first.
-func (o *once) recall(outcome []byte) error {
+// loadStored decodes the response of the first request under this key, and returns errAnswered.
+func (o *idempotentRequest) loadStored(outcome []byte) error {
 	stored, err := decodeResult(outcome)
 	if err != nil {
 		return err
@@ -172,40 +172,40 @@ func (o *once) recall(outcome []byte) error {
 	return errAnswered
 }
 
-// watch has the response recorded that the rest of the chain makes.
-func (o *once) watch(ctx context.Context) context.Context {
+// watch records the response that the rest of the chain writes.
+func (o *idempotentRequest) watch(ctx context.Context) context.Context {
 	if o == nil {
 		return ctx
 	}
 	begun := written(o.x)
-	o.x.Tap(func(w http.ResponseWriter) http.ResponseWriter {
-		o.tap = newTap(w, o.x.Request, o.m.once.maxResponse)
-		o.tap.partial = begun
-		return o.tap
+	o.x.Tee(func(w http.ResponseWriter) http.ResponseWriter {
+		o.tee = newTee(w, o.x.Request, o.m.idempotency.maxResponse)
+		o.tee.partial = begun
+		return o.tee
 	})
-	return context.WithValue(ctx, onceKey{}, o)
+	return context.WithValue(ctx, idempotentRequestKey{}, o)
 }
 
-// finish keeps the response of a handler that has returned, if it is one to keep. The
-// caller still has the key. The client gets its response whatever comes of this.
-func (o *once) finish(ctx context.Context) {
-	if o == nil || o.tap == nil || o.discarded.Load() {
+// finish stores the response of a handler that has returned, unless the handler is to run again
+// for the same request. The caller still holds the key. An error changes nothing for the client.
+func (o *idempotentRequest) finish(ctx context.Context) {
+	if o == nil || o.tee == nil || o.discarded.Load() {
 		return
 	}
 	ended := ctx.Err() != nil
-	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tap.final(ended) {
+	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tee.final(ended) {
 		return
 	}
 	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
-	if ended { // and cannot tell any more that the lease was lost
+	if ended { // so its cause may not say that the lease was lost since
 		if err := o.lease.Extend(keep, core.MinTTL); errors.Is(err, core.ErrLeaseLost) {
 			return
 		}
 	}
-	outcome, err := o.tap.result(o.m.once.kept).encode()
+	outcome, err := o.tee.result(o.m.idempotency.kept).encode()
 	if err == nil {
-		err = o.m.once.store.Finish(keep, o.work, o.lease.Fence(), outcome)
+		err = o.m.idempotency.store.Finish(keep, o.work, o.lease.Fence(), outcome)
 	}
 	if err != nil {
 		o.m.logger().WarnContext(ctx, "httplock: a response was not kept: if the client sends the request again, it will run again",
@@ -213,24 +213,24 @@ func (o *once) finish(ctx context.Context) {
 	}
 }
 
-// keepTimeout bounds how long a response is held up by a Redis that does not answer.
+// keepTimeout bounds how long an unresponsive Redis delays a response.
 const keepTimeout = 3 * time.Second
 
 // deferred remembers where the request is parked.
-func (o *once) deferred(ctx context.Context, t core.Ticket) {
+func (o *idempotentRequest) deferred(ctx context.Context, t core.Ticket) {
 	if o == nil {
 		return
 	}
 	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
-	if err := o.m.once.store.Parked(keep, o.work, t); err != nil {
+	if err := o.m.idempotency.store.Parked(keep, o.work, t); err != nil {
 		o.m.logger().WarnContext(ctx, "httplock: if the client sends this parked request again, it may be parked again", "name", o.x.Name, "error", err)
 	}
 }
 
-// answer writes the answer that errAnswered announced. It reports whether that is what the
-// handler answered.
-func (o *once) answer() (recalled bool) {
+// answer writes the stored response, or the ticket of a parked request, after errAnswered. It
+// reports whether that was the handler's whole response.
+func (o *idempotentRequest) answer() (whole bool) {
 	o.x.ends(OutcomeDuplicate, 0)
 	switch {
 	case written(o.x):

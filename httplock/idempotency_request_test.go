@@ -26,7 +26,7 @@ import (
 )
 
 // What cannot be kept whole is not answered in part, and its request is not run again.
-func TestResponsesThatAreNotKept(t *testing.T) {
+func TestIdempotency_ResponsesThatAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	file := filepath.Join(t.TempDir(), "large")
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("f", 11)), 0o600))
@@ -85,7 +85,7 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 				m.Serve(httplock.Exchange{
 					Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
 					Next: func(r *http.Request) { test.handler(w, r); runs.Add(1) }, Written: func() bool { return runs.Load() == 0 },
-					Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
+					Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
 				})
 			})
 		}
@@ -111,7 +111,7 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 	}
 }
 
-func TestHijackedConnectionsAreNotKept(t *testing.T) {
+func TestIdempotency_HijackedConnectionsAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	// The second request waits: the first has its response before its handler returns.
@@ -134,7 +134,7 @@ func TestHijackedConnectionsAreNotKept(t *testing.T) {
 }
 
 // A client that is cut off comes back for the whole response.
-func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
+func TestIdempotency_ClientThatLeftGetsItsResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		body := bytes.Repeat([]byte("0123456789"), 5000)
@@ -178,7 +178,7 @@ func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
 	})
 }
 
-func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
+func TestIdempotency_HandlerThatGaveUpIsRunAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for name, give := range map[string]http.HandlerFunc{
 		"an error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "interrupted", http.StatusBadRequest) },
@@ -198,15 +198,15 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 			}
 			ok(w, r)
 		})
-		testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
-		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
+		testbed.Do(h, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
+		require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
 		require.EqualValues(t, 2, runs.Load(), name)
 	}
 }
 
 // A response that is too long to be kept is no sign that the handler gave up: the work of
 // the client that left, and is the one to come back, is not done twice.
-func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
+func TestIdempotency_LongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	ctx, leave := context.WithCancel(t.Context())
 	var runs atomic.Int64
@@ -214,14 +214,14 @@ func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 		leave()
 		count(&runs, http.StatusCreated)(w, r)
 	}, httplock.KeepResponseBody(3))
-	require.Equal(t, "run 1", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
+	require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
 	require.EqualValues(t, 1, runs.Load())
 }
 
 // Middleware in front that compresses says so in the header that the handler has, and some
 // says it beforehand. What is kept was not compressed yet.
-func TestEncodingsInFrontAreNotKept(t *testing.T) {
+func TestIdempotency_EncodingsInFrontAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var encoded atomic.Bool
 	inner := idempotent(t, b, nil, ok)
@@ -234,10 +234,10 @@ func TestEncodingsInFrontAreNotKept(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		key := fmt.Sprintf("%q", fmt.Sprint(first))
 		encoded.Store(first)
-		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, key, "{}")).Body)
+		require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}")).Body)
 		for _, again := range []bool{true, false} {
 			encoded.Store(again)
-			resp := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+			resp := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
 			require.Equal(t, "true", resp.Header.Get("Idempotent-Replayed"))
 			require.Equal(t, again, resp.Header.Get("Content-Encoding") == "gzip")
 		}
@@ -245,7 +245,7 @@ func TestEncodingsInFrontAreNotKept(t *testing.T) {
 }
 
 // What a guard behind says is not what came of the request.
-func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
+func TestIdempotency_RefusalsOfAnInnerGuardAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	inner := func(next http.Handler) http.Handler {
 		key := func(*http.Request) (string, error) { return "inner", nil }
@@ -259,15 +259,15 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 		inner(httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, opt)(
 			httplock.PerKey(b.Locker.Guard(core.RejectConflicts), shop, opt)(http.HandlerFunc(ok))))))
 	release := b.HoldKey(t, "inner")
-	require.Equal(t, http.StatusAccepted, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")).Status)
+	require.Equal(t, http.StatusAccepted, testbed.Do(mux, withKey(t, testbed.OrderPath, "k", "{}")).Status)
 	release()
-	first := testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}"))
+	first := testbed.Do(mux, withKey(t, testbed.OrderPath, "k", "{}"))
 	require.Equal(t, "ok", first.Body)
-	requireReplayed(t, first, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")))
+	requireReplayed(t, first, testbed.Do(mux, withKey(t, testbed.OrderPath, "k", "{}")))
 }
 
 // What a handler asks of its own service, under another key, is a request by itself.
-func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
+func TestIdempotency_RequestOfAHandlerHasItsOwnKey(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	opt := remembering(newIdempotency(t, b))
 	guarded := func(key httplock.KeyFunc, next http.HandlerFunc) http.Handler {
@@ -281,15 +281,15 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 	}))
 	mux.Handle("/batches", guarded(httplock.IdempotencyKey, func(w http.ResponseWriter, r *http.Request) {
 		batches++
-		item := testbed.Do(mux, once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context()))
+		item := testbed.Do(mux, withKey(t, testbed.OrderPath, "item", "{}").WithContext(r.Context()))
 		_, _ = fmt.Fprint(w, "batch ", batches, ": ", item.Body)
 	}))
 	for _, key := range []string{"first-batch", "second-batch"} { // the second finds the order made
-		batch := testbed.Do(mux, once(t, "/batches", key, "[{}]"))
+		batch := testbed.Do(mux, withKey(t, "/batches", key, "[{}]"))
 		require.Equal(t, fmt.Sprint("batch ", batches, ": order 1"), batch.Body)
-		requireReplayed(t, batch, testbed.Do(mux, once(t, "/batches", key, "[{}]")))
+		requireReplayed(t, batch, testbed.Do(mux, withKey(t, "/batches", key, "[{}]")))
 	}
-	order := testbed.Do(mux, once(t, testbed.OrderPath, "item", "{}"))
+	order := testbed.Do(mux, withKey(t, testbed.OrderPath, "item", "{}"))
 	require.Equal(t, "order 1", order.Body)
 	require.Equal(t, "true", order.Header.Get("Idempotent-Replayed"))
 	require.Equal(t, []int{2, 1}, []int{batches, orders})
@@ -297,7 +297,7 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 
 // A refusal anywhere behind a handler's own request says how things stood, as that of the
 // guard that the request met first does: what the handler made of it is not kept.
-func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
+func TestIdempotency_RefusalsBehindARequestOfAHandlerAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	opt := remembering(newIdempotency(t, b))
 	guarded := func(key string, next http.Handler, opts ...httplock.Option) http.Handler {
@@ -307,21 +307,21 @@ func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 		mux := http.NewServeMux()
 		mux.Handle("/orders/{id}", guarded("order", guarded("stock", http.HandlerFunc(ok)), opt))
 		mux.Handle("/batches", guarded("batch", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			item := testbed.Do(mux, once(t, testbed.OrderPath, "item-of-"+busy, "{}").WithContext(r.Context()))
+			item := testbed.Do(mux, withKey(t, testbed.OrderPath, "item-of-"+busy, "{}").WithContext(r.Context()))
 			_, _ = fmt.Fprint(w, "order: ", item.Status)
 		}), opt))
 		release := b.HoldKey(t, busy)
-		require.Equal(t, "order: 409", testbed.Do(mux, once(t, "/batches", busy, "[{}]")).Body)
+		require.Equal(t, "order: 409", testbed.Do(mux, withKey(t, "/batches", busy, "[{}]")).Body)
 		release()
-		first := testbed.Do(mux, once(t, "/batches", busy, "[{}]"))
+		first := testbed.Do(mux, withKey(t, "/batches", busy, "[{}]"))
 		require.Equal(t, "order: 200", first.Body, busy)
-		requireReplayed(t, first, testbed.Do(mux, once(t, "/batches", busy, "[{}]")))
+		requireReplayed(t, first, testbed.Do(mux, withKey(t, "/batches", busy, "[{}]")))
 	}
 }
 
 // It belongs to whom it did when the handler ran for a request from outside: in a replay,
 // too, it is found to be made, and not taken for another's.
-func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
+func TestIdempotency_PrincipalOfARequestThatAReplayMakes(t *testing.T) {
 	tenant := func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }
 	for name, test := range map[string]struct {
 		whose   httplock.Option
@@ -337,14 +337,14 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := openParking(t, redistest.Embedded(t))
-			store := newIdempotency(t, d.Bed)
+			store := newIdempotency(t, d.Fixture)
 			var orders atomic.Int64
 			d.mux.Handle("/orders/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), test.whose)(count(&orders, 200)))
 			batch := httplock.PerKey(d.guard, func(*http.Request) (string, error) { return "batch", nil }, httplock.WithStatusPath("/tickets/"),
 				sentBy(bearer, anybody), httplock.WithIdempotency(store))
 			d.mux.Handle("/batches", batch(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for _, tenant := range []string{"a", "b"} {
-					item := once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context())
+					item := withKey(t, testbed.OrderPath, "item", "{}").WithContext(r.Context())
 					if test.client {
 						item.Header["Authorization"] = r.Header["Authorization"]
 					}
@@ -355,7 +355,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 				}
 			})))
 			post := func(key string) testbed.Answer {
-				r := once(t, "/batches", key, "[{}]")
+				r := withKey(t, "/batches", key, "[{}]")
 				if test.without {
 					r.Header.Del("Idempotency-Key")
 				}
@@ -373,7 +373,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 	}
 }
 
-func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
+func TestIdempotency_AdapterWithoutTeeRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
 	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), remembering(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
@@ -384,12 +384,12 @@ func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 			Next: func(r *http.Request) { ok(w, r) },
 		})
 	})
-	testbed.RequireProblem(t, testbed.Do(h, once(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
-	require.Contains(t, log.String(), "Tap")
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
+	require.Contains(t, log.String(), "Tee")
 	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
-func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
+func TestIdempotency_ParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		var runs atomic.Int64
@@ -400,9 +400,9 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 			w.Header().Set("Etag", `"v1"`)
 			w.WriteHeader(http.StatusCreated)
 			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
-		}, sentBy(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		}, sentBy(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 		post := func(body string) testbed.Answer {
-			r := once(t, testbed.OrderPath, `"k"`, body)
+			r := withKey(t, testbed.OrderPath, `"k"`, body)
 			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 			return testbed.Do(d.mux, r)
 		}
@@ -435,23 +435,23 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 }
 
 // Requests that are parked at the same time may get two tickets. They run once.
-func TestARequestParkedTwiceRunsOnce(t *testing.T) {
+func TestIdempotency_RequestParkedTwiceRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		var runs atomic.Int64
-		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 		release := d.Hold(t)
-		location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+		location := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
 		forget := func() { // as if those before had not come so far yet
 			for _, name := range redistest.Keys(t, d.Redis, d.Prefix+":idem{}:") {
 				require.NoError(t, d.Redis.Del(t.Context(), name).Err())
 			}
 		}
 		forget()
-		other := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+		other := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
 		require.NotEqual(t, location, other)
 		forget()
-		third := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{other}")))
+		third := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{other}")))
 		forget()
 		release()
 		d.work(t)
@@ -463,11 +463,11 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 }
 
 // A header that belongs to the connection is not parked, and so is no part of the payload.
-func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
+func TestIdempotency_ParkedRequestIsRecognizedByWhatIsStored(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
-	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	release := d.Hold(t)
-	r := once(t, testbed.OrderPath, "k", "{}")
+	r := withKey(t, testbed.OrderPath, "k", "{}")
 	r.Header.Set("Content-Type", "text/plain")
 	r.Header.Set("Content-Encoding", "identity")
 	r.Header.Set("Connection", "Content-Type")
@@ -478,12 +478,12 @@ func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 }
 
 // A replay without the key would run although the request is made, and answered, again.
-func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
+func TestIdempotency_KeyOfTheConnectionIsNotParked(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	post := func() testbed.Answer {
-		r := once(t, testbed.OrderPath, "k", "{}")
+		r := withKey(t, testbed.OrderPath, "k", "{}")
 		r.Header.Set("Connection", "close, idempotency-key")
 		return testbed.Do(d.mux, r)
 	}
@@ -495,21 +495,21 @@ func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
 	require.EqualValues(t, 1, runs.Load())
 }
 
-func TestATicketIsGoodUntilItExpires(t *testing.T) {
+func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
-	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	d.Hold(t)
-	location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+	location := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
 	redistest.Eventually(t, func() bool {
-		return requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}"))) != location
+		return requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}"))) != location
 	}, "it is parked anew")
 }
 
-func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
+func TestIdempotency_CostsOneScriptBeforeAndOneAfter(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
 	for range 2 { // the scripts are loaded
-		testbed.Do(h, once(t, testbed.OrderPath, "warm", "{}"))
+		testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
 	}
 	var trips atomic.Int64
 	b.Redis.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
@@ -523,8 +523,8 @@ func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
 		return trips.Load()
 	}
 	plain := cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}"))
-	require.Equal(t, plain+2, cost(once(t, testbed.OrderPath, "k", "{}")), "the first time")
-	require.Equal(t, plain+1, cost(once(t, testbed.OrderPath, "k", "{}")), "the second time")
+	require.Equal(t, plain+2, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the first time")
+	require.Equal(t, plain+1, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the second time")
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.
@@ -555,7 +555,7 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 			w.Header().Set("X-Token", testbed.Secret)
 			_, _ = io.WriteString(w, "fine")
 		}))
-		r := once(t, "/?token="+testbed.Secret, `"`+testbed.Secret+`"`, "body "+testbed.Secret)
+		r := withKey(t, "/?token="+testbed.Secret, `"`+testbed.Secret+`"`, "body "+testbed.Secret)
 		r.Header.Set("Authorization", testbed.Secret)
 		r.Header.Set("Cookie", testbed.Secret)
 		first := testbed.Do(h, r)

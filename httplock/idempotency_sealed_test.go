@@ -29,12 +29,12 @@ func TestSealed_ResponsesNeedTheirKey(t *testing.T) {
 				runs.Add(1)
 				w.WriteHeader(http.StatusCreated)
 				_, _ = io.WriteString(w, "receipt "+testbed.Secret)
-			}, httplock.WithIdempotency(newIdempotency(t, d.Bed, idempotency.WithEncryption(keys))), httplock.WithLogger(said.Logger()))
+			}, httplock.WithIdempotency(newIdempotency(t, d.Fixture, idempotency.WithEncryption(keys))), httplock.WithLogger(said.Logger()))
 			return h, said
 		}
 		right, _ := server(nil, "k1", 'a')
-		first := testbed.Do(right, once(t, testbed.OrderPath, "k", "{}"))
-		requireReplayed(t, first, testbed.Do(right, once(t, testbed.OrderPath, "k", "{}")))
+		first := testbed.Do(right, withKey(t, testbed.OrderPath, "k", "{}"))
+		requireReplayed(t, first, testbed.Do(right, withKey(t, testbed.OrderPath, "k", "{}")))
 		for _, name := range redistest.Keys(t, d.Redis, d.Prefix+":idem{}:") {
 			stored, err := d.Redis.HGet(t.Context(), name, "outcome").Result()
 			require.NoError(t, err)
@@ -47,7 +47,7 @@ func TestSealed_ResponsesNeedTheirKey(t *testing.T) {
 			for _, policy := range []core.ConflictPolicy{nil, delayqueue.Policy(d.queue)} {
 				wrong, said := server(policy, key.id, key.with)
 				for _, release := range []func(){d.Hold(t), func() {}} {
-					resp := testbed.Do(wrong, once(t, testbed.OrderPath, "k", "{}"))
+					resp := testbed.Do(wrong, withKey(t, testbed.OrderPath, "k", "{}"))
 					testbed.RequireProblem(t, resp, http.StatusInternalServerError, "misconfigured", false)
 					release()
 					d.RequireFree(t)

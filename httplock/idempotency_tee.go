@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// tap passes a response on to the client, and keeps a copy.
-type tap struct {
+// tee passes a response on to the client, and keeps a copy.
+type tee struct {
 	http.ResponseWriter
 	recorder *recorder
 	partial  bool // the copy is not the whole response
@@ -19,16 +19,16 @@ type tap struct {
 	hijacked bool
 }
 
-func newTap(w http.ResponseWriter, r *http.Request, most int) *tap {
-	t := &tap{ResponseWriter: w, recorder: newRecorder(r, most), encoded: len(w.Header()["Content-Encoding"]) > 0}
+func newTee(w http.ResponseWriter, r *http.Request, most int) *tee {
+	t := &tee{ResponseWriter: w, recorder: newRecorder(r, most), encoded: len(w.Header()["Content-Encoding"]) > 0}
 	t.recorder.header = w.Header()
 	return t
 }
 
 // Unwrap is for http.ResponseController.
-func (t *tap) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+func (t *tee) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-func (t *tap) WriteHeader(status int) {
+func (t *tee) WriteHeader(status int) {
 	t.hijacked = t.hijacked || status == http.StatusSwitchingProtocols
 	t.recorder.WriteHeader(status)
 	t.ResponseWriter.WriteHeader(status)
@@ -36,7 +36,7 @@ func (t *tap) WriteHeader(status int) {
 
 // Write does not tell a handler that its client has left, as long as the response is
 // kept: the client may come back for it, and wants the whole of it.
-func (t *tap) Write(p []byte) (int, error) {
+func (t *tee) Write(p []byte) (int, error) {
 	if t.recorder.begin(); !t.partial {
 		_, _ = t.recorder.Write(p)
 		t.drop(t.recorder.truncated)
@@ -54,18 +54,18 @@ func (t *tap) Write(p []byte) (int, error) {
 }
 
 // drop frees what was kept, if it will not do.
-func (t *tap) drop(is bool) {
+func (t *tee) drop(is bool) {
 	if is {
 		t.partial, t.recorder.body = true, nil
 	}
 }
 
 // Flush is http.Flusher's.
-func (t *tap) Flush() { _ = t.FlushError() }
+func (t *tee) Flush() { _ = t.FlushError() }
 
 // FlushError is what http.ResponseController looks for. What is flushed streams, and is
 // not kept: nobody knows whether the client has seen the end of it.
-func (t *tap) FlushError() error {
+func (t *tee) FlushError() error {
 	t.recorder.begin()
 	t.streamed = true
 	t.drop(true)
@@ -73,7 +73,7 @@ func (t *tap) FlushError() error {
 }
 
 // Hijack is http.Hijacker's. Nobody sees what is said then.
-func (t *tap) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (t *tee) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buf, err := http.NewResponseController(t.ResponseWriter).Hijack()
 	t.hijacked = t.hijacked || err == nil
 	return conn, buf, err
@@ -81,7 +81,7 @@ func (t *tap) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // final reports whether the response is what came of the request, once and for all.
 // Ended says that the handler's ctx had ended when it returned.
-func (t *tap) final(ended bool) bool {
+func (t *tee) final(ended bool) bool {
 	silent := t.recorder.status == 0
 	t.recorder.begin()
 	switch status := t.recorder.status; {
@@ -99,7 +99,7 @@ func (t *tap) final(ended bool) bool {
 }
 
 // result is the response as it is kept: whole, or only its status.
-func (t *tap) result(kept map[string]bool) *result {
+func (t *tee) result(kept map[string]bool) *result {
 	rec := t.recorder
 	if said := rec.sent.Get("Content-Length"); said != "" && hasBody(rec.status) && said != strconv.Itoa(len(rec.body)) {
 		t.drop(true) // the handler broke off

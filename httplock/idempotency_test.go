@@ -21,7 +21,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestIdempotencyKeyIsAStringWithQuotesOrWithout(t *testing.T) {
+func TestIdempotencyKey_IsAStringWithQuotesOrWithout(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("k", 255)
 	for _, test := range []struct {
@@ -96,7 +96,7 @@ func FuzzIdempotencyKey(f *testing.F) {
 }
 
 // newIdempotency is a store on the bench's Redis.
-func newIdempotency(t *testing.T, b *testbed.Bed, opts ...idempotency.Option) *idempotency.Store {
+func newIdempotency(t *testing.T, b *testbed.Fixture, opts ...idempotency.Option) *idempotency.Store {
 	t.Helper()
 	store, err := idempotency.New(b.Redis, append([]idempotency.Option{idempotency.WithPrefix(b.Prefix)}, opts...)...)
 	require.NoError(t, err)
@@ -104,13 +104,13 @@ func newIdempotency(t *testing.T, b *testbed.Bed, opts ...idempotency.Option) *i
 }
 
 // idempotent serves handler at /orders/{id}, and looks at Idempotency-Key.
-func idempotent(t *testing.T, b *testbed.Bed, policy core.ConflictPolicy, handler http.HandlerFunc, opts ...httplock.IdempotencyOption) *http.ServeMux {
+func idempotent(t *testing.T, b *testbed.Fixture, policy core.ConflictPolicy, handler http.HandlerFunc, opts ...httplock.IdempotencyOption) *http.ServeMux {
 	t.Helper()
 	return guarded(b.Locker.Guard(policy), handler, httplock.WithIdempotency(newIdempotency(t, b), opts...))
 }
 
-// once is a POST with a key.
-func once(t *testing.T, target, key, body string) *http.Request {
+// withKey is a POST with an Idempotency-Key.
+func withKey(t *testing.T, target, key, body string) *http.Request {
 	t.Helper()
 	r := testbed.Request(t, http.MethodPost, target, body)
 	r.Header.Set("Idempotency-Key", key)
@@ -136,7 +136,7 @@ func count(runs *atomic.Int64, status int) http.HandlerFunc {
 	}
 }
 
-func TestARequestMadeTwiceHasTheFirstResponse(t *testing.T) {
+func TestIdempotency_RequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
@@ -203,8 +203,8 @@ func TestWhichResponsesAreKept(t *testing.T) {
 		var runs atomic.Int64
 		h := idempotent(t, b, nil, count(&runs, status))
 		key := fmt.Sprint("k", status)
-		first := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
-		second := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+		first := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
+		second := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
 		require.Equal(t, status, first.Status)
 		require.Equal(t, status, second.Status)
 		if kept {
@@ -213,13 +213,13 @@ func TestWhichResponsesAreKept(t *testing.T) {
 		} else {
 			require.NotContains(t, second.Header, "Idempotent-Replayed")
 			require.EqualValues(t, 2, runs.Load(), status)
-			testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, key, "{other}")), 422, "idempotency-key-reused", false)
+			testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{other}")), 422, "idempotency-key-reused", false)
 		}
 	}
 
 	// A handler that writes nothing answers with 200.
 	h := idempotent(t, b, nil, func(http.ResponseWriter, *http.Request) {})
-	requireReplayed(t, testbed.Do(h, once(t, testbed.OrderPath, "silent", "")), testbed.Do(h, once(t, testbed.OrderPath, "silent", "")))
+	requireReplayed(t, testbed.Do(h, withKey(t, testbed.OrderPath, "silent", "")), testbed.Do(h, withKey(t, testbed.OrderPath, "silent", "")))
 
 	// One that panics does not answer.
 	panics := true
@@ -229,14 +229,14 @@ func TestWhichResponsesAreKept(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 	})
-	require.Panics(t, func() { testbed.Do(h, once(t, testbed.OrderPath, "panics", "")) })
+	require.Panics(t, func() { testbed.Do(h, withKey(t, testbed.OrderPath, "panics", "")) })
 	panics = false
-	require.NotContains(t, testbed.Do(h, once(t, testbed.OrderPath, "panics", "")).Header, "Idempotent-Replayed", "it runs again")
+	require.NotContains(t, testbed.Do(h, withKey(t, testbed.OrderPath, "panics", "")).Header, "Idempotent-Replayed", "it runs again")
 }
 
 // An upstream that is guarded itself refuses so, and its client is to try again under the
 // same key.
-func TestARefusalWithRetryAfterIsNotKept(t *testing.T) {
+func TestIdempotency_RefusalWithRetryAfterIsNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for status, kept := range map[int]bool{202: true, 303: true, 409: false, 413: false, 423: false} {
 		var runs atomic.Int64
@@ -245,8 +245,8 @@ func TestARefusalWithRetryAfterIsNotKept(t *testing.T) {
 			count(&runs, status)(w, r)
 		})
 		key := fmt.Sprint("k", status)
-		first := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
-		second := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+		first := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
+		second := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
 		require.Equal(t, status, first.Status)
 		if kept {
 			requireReplayed(t, first, second)
@@ -257,7 +257,7 @@ func TestARefusalWithRetryAfterIsNotKept(t *testing.T) {
 	}
 }
 
-func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
+func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		for name, test := range map[string]struct {
@@ -289,7 +289,7 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 				early.Add(1)
 				go func() {
 					defer all.Done()
-					answers[i] = testbed.Do(mux, once(t, testbed.OrderPath, `"`+name+`"`, "{}"))
+					answers[i] = testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}"))
 					early.Done()
 				}()
 			}
@@ -315,12 +315,12 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 			if test.policy != nil {
 				require.Equal(t, n, created, name)
 			}
-			require.Equal(t, "true", testbed.Do(mux, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed"))
+			require.Equal(t, "true", testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed"))
 		}
 	})
 }
 
-func TestOtherPayloadsAreRefused(t *testing.T) {
+func TestIdempotency_OtherPayloadsAreRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		var runs atomic.Int64
@@ -331,53 +331,53 @@ func TestOtherPayloadsAreRefused(t *testing.T) {
 			count(&runs, http.StatusOK)(w, r)
 		})
 		others := map[string]func() *http.Request{
-			"body":     func() *http.Request { return once(t, testbed.OrderPath, "k", "{2}") },
-			"no body":  func() *http.Request { return once(t, testbed.OrderPath, "k", "") },
-			"query":    func() *http.Request { return once(t, testbed.OrderPath+"?a=1", "k", "{}") },
-			"resource": func() *http.Request { return once(t, "/orders/"+testbed.Secret+"-7", "k", "{}") },
+			"body":     func() *http.Request { return withKey(t, testbed.OrderPath, "k", "{2}") },
+			"no body":  func() *http.Request { return withKey(t, testbed.OrderPath, "k", "") },
+			"query":    func() *http.Request { return withKey(t, testbed.OrderPath+"?a=1", "k", "{}") },
+			"resource": func() *http.Request { return withKey(t, "/orders/"+testbed.Secret+"-7", "k", "{}") },
 			"type": func() *http.Request {
-				r := once(t, testbed.OrderPath, "k", "{}")
+				r := withKey(t, testbed.OrderPath, "k", "{}")
 				r.Header.Set("Content-Type", "text/plain")
 				return r
 			},
 			"encoding": func() *http.Request {
-				r := once(t, testbed.OrderPath, "k", "{}")
+				r := withKey(t, testbed.OrderPath, "k", "{}")
 				r.Header.Set("Content-Encoding", "br")
 				return r
 			},
 		}
 		done := make(chan testbed.Answer)
-		go func() { done <- testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")) }()
+		go func() { done <- testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")) }()
 		<-started
 		for name, other := range others {
 			testbed.RequireProblem(t, testbed.Do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 			require.Zero(t, runs.Load(), "%s: while the first is in progress", name)
 		}
-		testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "conflict", true)
+		testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "conflict", true)
 		close(finish)
 		first := <-done
 		for _, other := range others {
 			testbed.RequireProblem(t, testbed.Do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 		}
-		requireReplayed(t, first, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
+		requireReplayed(t, first, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 
 		// What is known is told although somebody else has the order.
 		b.Hold(t)
-		requireReplayed(t, first, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
-		testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{2}")), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		requireReplayed(t, first, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
+		testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{2}")), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 		waits := idempotent(t, b, retry.Policy{MaxWait: time.Hour}, mustNotRun(t))
-		requireReplayed(t, first, testbed.Do(waits, once(t, testbed.OrderPath, "k", "{}")))
+		requireReplayed(t, first, testbed.Do(waits, withKey(t, testbed.OrderPath, "k", "{}")))
 		parks := idempotent(t, b, &testbed.Parking{}, mustNotRun(t))
-		requireReplayed(t, first, testbed.Do(parks, once(t, testbed.OrderPath, "k", "{}")))
+		requireReplayed(t, first, testbed.Do(parks, withKey(t, testbed.OrderPath, "k", "{}")))
 	})
 }
 
-func TestKeysThatAreMissingOrMalformed(t *testing.T) {
+func TestIdempotencyKey_MissingOrMalformed(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, mustNotRun(t), httplock.RequireIdempotencyKey())
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "a b", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "a b", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
 	require.Empty(t, redistest.Keys(t, b.Redis, b.Prefix), "Redis was not asked")
 
 	var runs atomic.Int64
@@ -385,19 +385,19 @@ func TestKeysThatAreMissingOrMalformed(t *testing.T) {
 	for i := range 2 {
 		require.Equal(t, fmt.Sprintf("run %d", i+1), testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "{}").Body, "without a key it runs as ever")
 	}
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
 
 	// Where it is the lock's key too, it must be there.
 	own := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, remembering(newIdempotency(t, b)))(mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
 	own = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, remembering(newIdempotency(t, b)))(http.HandlerFunc(ok))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
-	requireReplayed(t, testbed.Do(own, once(t, "/", "k", "")), testbed.Do(own, once(t, "/", "k", "")))
+	requireReplayed(t, testbed.Do(own, withKey(t, "/", "k", "")), testbed.Do(own, withKey(t, "/", "k", "")))
 	alone := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey)(mustNotRun(t))
-	testbed.RequireProblem(t, testbed.Do(alone, once(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
+	testbed.RequireProblem(t, testbed.Do(alone, withKey(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
 }
 
-func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
+func TestIdempotencyKey_IsIgnoredOnSafeMethods(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	h := guarded(b.Locker.Guard(core.RejectConflicts), count(&runs, http.StatusOK), httplock.WithLockedSafeMethods(),
@@ -412,7 +412,7 @@ func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
 	require.EqualValues(t, 6, runs.Load())
 }
 
-func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
+func TestIdempotencyKey_BelongsToARouteAndAPrincipal(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	who := func(r *http.Request) (string, error) {
@@ -460,7 +460,7 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { started <- struct{}{}; <-finish }))
 	var both sync.WaitGroup
 	for _, from := range []string{"ann", "bob"} {
-		r := once(t, "/", "k", "")
+		r := withKey(t, "/", "k", "")
 		r.Header.Set("Authorization", from)
 		both.Go(func() { assert.Equal(t, http.StatusOK, testbed.Do(own, r).Status) })
 	}
@@ -470,10 +470,10 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 	both.Wait()
 }
 
-func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
+func TestIdempotency_CredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
-	withToken := once(t, testbed.OrderPath, "k", "{}")
+	withToken := withKey(t, testbed.OrderPath, "k", "{}")
 	withToken.Header.Set("Authorization", "Bearer "+testbed.Secret)
 	store := httplock.WithIdempotency(newIdempotency(t, b))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), store, httplock.WithPrincipal(nobody), httplock.WithLogger(log.Logger()))
@@ -486,39 +486,39 @@ func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 		"principal": sentBy(bearer, anybody),
 	} {
 		h := guarded(b.Locker.Guard(core.RejectConflicts), ok, store, opt)
-		r := once(t, testbed.OrderPath, `"`+name+`"`, "{}")
+		r := withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")
 		r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 		first := testbed.Do(h, r)
 		require.Equal(t, http.StatusOK, first.Status)
-		r = once(t, testbed.OrderPath, `"`+name+`"`, "{}")
+		r = withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")
 		r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 		requireReplayed(t, first, testbed.Do(h, r))
-		require.Equal(t, name == "principal", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed") == "", "without the token")
+		require.Equal(t, name == "principal", testbed.Do(h, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed") == "", "without the token")
 	}
 }
 
 // Only what excludes one another is compared: a request for another lock is another one,
 // even if its target and body are the same.
-func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
+func TestIdempotency_LocksKeyIsPartOfThePayload(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
 	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), byTenant, remembering(newIdempotency(t, b)))(count(&runs, http.StatusOK))
-	r := once(t, "/", "k", "{}")
+	r := withKey(t, "/", "k", "{}")
 	r.Header.Set("X-Tenant", "a")
 	require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
-	r = once(t, "/", "k", "{}")
+	r = withKey(t, "/", "k", "{}")
 	r.Header.Set("X-Tenant", "b")
 	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 	require.EqualValues(t, 1, runs.Load())
 }
 
-func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
+func TestIdempotency_BodiesTooLargeToCompareAreRefused(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithMaxBody(10), remembering(newIdempotency(t, b)))
-	require.Equal(t, http.StatusOK, testbed.Do(h, once(t, testbed.OrderPath, "k", "0123456789")).Status)
+	require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "0123456789")).Status)
 	for _, length := range []int64{11, -1} {
-		r := once(t, testbed.OrderPath, "k2", "0123456789a")
+		r := withKey(t, testbed.OrderPath, "k2", "0123456789a")
 		r.ContentLength = length
 		resp := testbed.Do(h, r)
 		testbed.RequireProblem(t, resp, http.StatusRequestEntityTooLarge, "body-too-large", false)
@@ -527,7 +527,7 @@ func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
 	require.Equal(t, http.StatusOK, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "0123456789a").Status, "without a key it runs as ever")
 }
 
-func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
+func TestWithIdempotency_MistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	store := newIdempotency(t, b)

@@ -12,10 +12,9 @@ import (
 	"github.com/perkey-go/perkey/internal/keytext"
 )
 
-// KeyFunc returns the key of a request. An error that wraps BadKey's or
-// core.ErrInvalidKey is the client's fault: the answer is 400. Any other error is
-// ours: 500, and it is logged. The request does not run either way. Only the error [NoKey] lets
-// it run, without a key.
+// KeyFunc returns the key of a request. After an error the request does not run: one that wraps
+// BadKey's or core.ErrInvalidKey is the client's fault and answered with 400; any other is answered
+// with 500 and logged. Only the error [NoKey] lets the request run, without a key.
 //
 // Under every framework the request has the path parameters of the matched route
 // as its PathValue, and the route as its Pattern. A KeyFunc may read the body if it
@@ -23,31 +22,31 @@ import (
 // must be safe for concurrent use.
 //
 // Param, ParamInt, ParamUUID, Query, Header, JSONField, Form and Value make the usual ones, Join, Hash and
-// Canonical combine them. What a service takes for the same thing must make
-// the same key, or two requests for it run at once: locktest.RequireOneAtATime tests it.
+// Canonical combine them. Values that the service treats as the same thing must make the same key, or two
+// requests for it run at once: locktest.RequireOneAtATime tests this.
 //
-// For a replay it must find what it found when the request was parked. On a route
+// For a replay it must return what it returned when the request was parked. On a route
 // that parks, a header that it reads must be given to WithAllowedHeaders, unless it is
 // stored anyway; credentials and the client's address are never there.
 type KeyFunc func(*http.Request) (string, error)
 
-// Param takes the key from a path parameter: Param("order:", "id") makes
-// "order:42" of /orders/42 under /orders/{id}. The prefix keeps keys of different
-// kinds apart. A request with an empty value is refused with 400. A name that the
-// route does not have, or that is empty, is a mistake of ours: 500, and the log
-// says what to do.
+// Param takes the key from a path parameter: Param("order:", "id") makes "order:42" of
+// /orders/42 under /orders/{id}. The prefix keeps keys of different kinds apart. A
+// request with an empty value is refused with 400. A name that is empty, or that the
+// route does not have, is a mistake in the program: 500, and the log says what to do.
 //
-// The value is the one that the framework tells its handlers, so that of a wildcard
-// for the rest of the path begins with a slash under gin, and not elsewhere. Where a
-// router leaves percent-encoding in it, as chi and echo may, it is undone: /orders/42
-// and /orders/%34%32 are one order. So it is for every key function. Where nothing tells whether it was left in, since the path was
-// changed or the router does not tell its pattern, a value with a % is refused with 400. What a handler takes for the
-// same thing must make the same key: where it takes 42 and 042 for one order, use [ParamInt].
+// The value is the one that the framework gives to its handlers: that of a wildcard for the rest of
+// the path begins with a slash under gin, and not elsewhere. Percent-encoding that a router leaves
+// in it, as chi and echo may, is decoded, for every key function: /orders/42 and /orders/%34%32 are
+// one order. Where it cannot be known whether it was left in, since the path was changed or the
+// router does not report its pattern, a value with a % is refused with 400. Values that a handler
+// treats as the same thing must make the same key: if 42 and 042 are one order to it, use
+// [ParamInt].
 func Param(prefix, name string) KeyFunc { return canonicalParam(prefix, name, nil) }
 
-// ParamInt is Param for a path parameter that is a whole number, in decimal digits with a sign or without. However a
-// client writes it, it makes one key: 42, 042 and +42 are "order:42", as for a handler that uses strconv.Atoi. Anything
-// else is refused with 400.
+// ParamInt is Param for a path parameter that is a whole number, in decimal digits with a
+// sign or without. All spellings of a number make one key: 42, 042 and +42 are
+// "order:42", as for a handler that uses strconv.Atoi. Anything else is refused with 400.
 func ParamInt(prefix, name string) KeyFunc { return canonicalParam(prefix, name, keytext.Int) }
 
 // ParamUUID is Param for a path parameter that is a UUID. It makes one key, in lower case and with hyphens, of the forms
@@ -101,10 +100,10 @@ func Query(prefix, name string) KeyFunc {
 // A route that parks must give the same header to WithAllowedHeaders, unless it is stored
 // anyway. A replay does not have it otherwise, is handed back, and expires.
 //
-// A header that carries credentials, such as Authorization, Cookie or X-Api-Key,
-// makes no key, since keys can be read in Redis: every request is refused with 500,
-// and the log says why. Take the id of the one they stand for, with Value. Neither
-// does Host, which is no header of a request in Go and not stored.
+// A header that carries credentials, such as Authorization, Cookie or X-Api-Key, cannot be a key,
+// since keys can be read in Redis: every request is refused with 500, and the log says why. Use the
+// id of whom they authenticate, with Value. Host cannot be a key either: Go does not treat it as a
+// header, and it is not stored.
 func Header(prefix, name string) KeyFunc {
 	if err := keyHeader(name); err != nil {
 		return failing(err)
@@ -113,14 +112,14 @@ func Header(prefix, name string) KeyFunc {
 	return from(prefix, "header", name, func(r *http.Request) (string, error) { return r.Header.Get(name), nil })
 }
 
-// Value takes the key from the request's context, where middleware in front of the
-// guard left it: Value("user:", "user id", userID). What says what the value is, for
-// the log. A request for which f finds none, or an empty one, is refused with 400:
-// who must be known should have been refused before.
+// Value takes the key from the request's context, where middleware in front of the guard
+// left it: Value("user:", "user id", userID). What says what the value is, for the log. A
+// request for which f finds none, or an empty one, is refused with 400. Middleware in
+// front should have refused it already.
 //
-// Under gin f finds what is in c.Request.Context(), and ginlock.Func what c.Set left;
-// it is the same with echo. A replay carries no credentials, so on a route that parks
-// the middleware that leaves the value must find it for a replay too: Replayed has
+// Under gin, f finds what is in c.Request.Context(); for values of c.Set use
+// ginlock.Func. The same holds for echo. A replay carries no credentials. On a route that
+// parks, the middleware that sets the value must find it for a replay too: Replayed has
 // the principal's id.
 func Value(prefix, what string, f func(context.Context) (string, bool)) KeyFunc {
 	if f == nil {

@@ -11,14 +11,14 @@ import (
 )
 
 // Form takes the key from a field of a form in the body, as Param does from the path: Form("order:", "order") makes
-// "order:42" of order=42. The form is one of a POST, PUT or PATCH, of application/x-www-form-urlencoded or
+// "order:42" of order=42. The form is that of a POST, PUT or PATCH, of application/x-www-form-urlencoded or
 // multipart/form-data. The handler still sees the whole body.
 //
 // A request without the field, or with an empty one, is refused with 400. So is one with several, or whose query has the
 // field too, since the handler might take another one of them, and one whose form is malformed.
 //
-// The body is read into memory before the key is asked for, as by [JSONField], and one of more than MaxJSONBody is refused
-// with 413. A form that middleware in front has parsed is taken as it is.
+// The body is read into memory before the key is asked for, as by [JSONField], and one of more than MaxJSONBody is
+// refused with 413. A form that middleware in front has parsed is used as it is.
 func Form(prefix, name string) KeyFunc {
 	return from(prefix, "form field", name, func(r *http.Request) (string, error) {
 		form, err := postForm(r)

@@ -9,11 +9,10 @@ import (
 	"github.com/perkey-go/perkey/internal/keytext"
 )
 
-// Join makes one key of several, with "|" between them: Join(Header("tenant:",
-// "X-Tenant"), Param("order:", "id")) makes "tenant:7|order:42". A "|" or "%" in a
-// part becomes %7C or %25, so that different parts never make the same key. The first
-// part that fails, or that says [NoKey], decides. Without parts, and with a nil one, every request is
-// refused with 500.
+// Join returns a KeyFunc that joins the keys of several with "|": Join(Header("tenant:", "X-Tenant"),
+// Param("order:", "id")) makes "tenant:7|order:42". A "|" or "%" in a part becomes %7C or %25, so
+// that different parts never make the same key. The first part that returns an error, [NoKey]
+// included, decides. Without parts, or with a nil one, every request is refused with 500.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 {
 		return failing(invalid("Join: no parts"))
@@ -62,13 +61,15 @@ func Hash(key KeyFunc) KeyFunc {
 	return then(key, func(k string) (string, error) { return keytext.Hash(k, core.MaxKeyLen, core.ValidateKey) })
 }
 
-// Canonical has f write the keys that key makes, so that all ways to say one thing make one key:
+// Canonical returns a KeyFunc whose keys are those of key, rewritten by f, so that all spellings of
+// one thing make one key:
 //
 //	httplock.Canonical(httplock.Param("user:", "email"), func(k string) (string, error) { return strings.ToLower(k), nil })
 //
-// f gets the whole key. One that takes the value apart is given it without a prefix, and puts that in front of what it
-// returns. Its error, or an empty string, is the client's fault: 400. f must be safe for concurrent use. If key or f is
-// nil every request is refused with 500. For numbers and UUIDs there are [ParamInt] and [ParamUUID].
+// f gets the whole key. If f needs the value alone, give key no prefix, and have f add one to what
+// it returns. An error of f, or an empty string, is the client's fault: 400. f must be safe for
+// concurrent use. If key or f is nil every request is refused with 500. For numbers and UUIDs there
+// are [ParamInt] and [ParamUUID].
 func Canonical(key KeyFunc, f func(key string) (string, error)) KeyFunc {
 	if key == nil || f == nil {
 		return failing(invalid("Canonical: the key function, or the one that writes its keys, is nil"))

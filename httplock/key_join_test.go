@@ -58,12 +58,12 @@ func TestJoin_PartBesideIdempotencyKeyFails(t *testing.T) {
 	shop := httplock.Header("shop:", "X-Shop")
 	for _, key := range []httplock.KeyFunc{httplock.Join(shop, httplock.IdempotencyKey), httplock.Join(httplock.IdempotencyKey, shop)} {
 		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, remembering(newIdempotency(t, b)))(mustNotRun(t))
-		testbed.RequireProblem(t, testbed.Do(h, once(t, "/", "k", "")), http.StatusBadRequest, "bad-key", false)
+		testbed.RequireProblem(t, testbed.Do(h, withKey(t, "/", "k", "")), http.StatusBadRequest, "bad-key", false)
 		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/", ""), http.StatusBadRequest, "bad-key", false)
 	}
 	key := httplock.Join(httplock.IdempotencyKey, shop)
 	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key)(mustNotRun(t))
-	r := once(t, "/", "k", "")
+	r := withKey(t, "/", "k", "")
 	r.Header.Set("X-Shop", "7")
 	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusInternalServerError, "internal", false)
 }

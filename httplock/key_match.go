@@ -9,24 +9,23 @@ import (
 	"sync"
 )
 
-// Match is what a framework's router found for a request. It is for adapters: a
-// KeyFunc knows net/http alone, and Match tells it the rest in net/http's terms.
+// Match is what a framework's router found for a request. It is for adapters: a KeyFunc knows
+// net/http alone, and Match provides the rest in net/http's terms.
 type Match struct {
 	// Pattern is the route, as the framework writes it: "/orders/:id". Empty: none.
 	Pattern string
 	// Params are the path parameters as the router has them, by name. Percent-encoding that it left
-	// in them is undone, which is known from the pattern and the request's path; where it is not, the
-	// request is refused with 400. Nil: none.
+	// in them is decoded; whether it did is seen from the pattern and the request's path, and where
+	// it cannot be seen the request is refused with 400. Nil: none.
 	Params iter.Seq2[string, string]
 	// Framework is the framework's context, or whatever the adapter's own key functions look
 	// for by FrameworkFrom. It may be nil.
 	Framework any
 }
 
-// Key asks key for the key of r. The key function gets a copy of r that has the
-// match's Pattern and PathValue, and the Framework in its context. What it read of the body, and what it left
-// in the body's place, are in r afterwards; the rest of r is as it was. A nil key is an
-// error of ours.
+// Key returns the key that key makes of r. The key function gets a copy of r that has the match's Pattern and
+// PathValue, and the Framework in its context. What it read of the body, and what it left in the body's
+// place, are in r afterwards; the rest of r is unchanged. A nil key is an error.
 func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
 	if key == nil {
 		key = incomplete

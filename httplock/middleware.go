@@ -29,7 +29,7 @@ type Middleware struct {
 	retryStatuses []int
 	credentials   map[string]bool // headers
 	honorPrefer   bool
-	once          *onceRules // nil: Idempotency-Key is the handler's
+	idempotency   *idempotencyRules // nil: Idempotency-Key is the handler's
 	onConflict    ProblemHandler
 	onError       ProblemHandler
 	observer      Observer // nil: nobody is told
@@ -41,16 +41,17 @@ type Middleware struct {
 	warnSelfCall    sync.Once
 }
 
-// Exchange is one request on its way through a framework's chain. It is for adapters.
+// Exchange is one request on its way through a framework's chain, as an adapter hands it to
+// [Middleware.Serve].
 type Exchange struct {
-	// Writer takes a response of ours, if there is one.
+	// Writer takes the response, if the guard answers in the chain's place.
 	Writer http.ResponseWriter
 	// Request is the request as the framework has it.
 	Request *http.Request
-	// Name says which kind of work this is, such as "POST /orders/:id/pay". It is
-	// for logs and metrics, and stored with parked requests; it may be empty.
+	// Name is the route, such as "POST /orders/:id/pay". It is for logs and metrics, and stored
+	// with parked requests; it may be empty.
 	Name string
-	// Key returns the key, as a KeyFunc does. Match.Key asks one.
+	// Key returns the key, as a KeyFunc does. Match.Key calls one.
 	Key func() (string, error)
 	// Next runs the rest of the chain, on this goroutine, with the request given
 	// in place of Request.
@@ -58,22 +59,22 @@ type Exchange struct {
 	// Written reports whether a response was begun. Nil: not known, and taken as
 	// begun once Next was called.
 	Written func() bool
-	// Status returns the status of the response: that of the one that was begun, or else the one that will be if
-	// nobody says anything more; 0 if that is not known. It is for Observers. Nil: not known.
+	// Status returns the status of the response that was begun, or else the one that would be sent
+	// if nothing more were written; 0 if that is not known. It is for Observers. Nil: not known.
 	Status func() int
-	// Tap has the rest of the chain write to what wrap returns, which passes all of it on
-	// to wrap's argument: the writer that it wrote to so far. It is called once at most,
-	// before Next. An adapter whose framework keeps a response back begins it before Next
-	// returns, so that the new writer has seen its status. Nil: the adapter cannot do
-	// this, and requests are refused that need it, which are those of WithIdempotency.
-	Tap func(wrap func(http.ResponseWriter) http.ResponseWriter)
+	// Tee replaces the writer of the rest of the chain by what wrap returns, which passes
+	// everything on to wrap's argument: the writer so far. It is called at most once, before Next.
+	// An adapter whose framework keeps a response back begins it before Next returns, so that the
+	// new writer has seen its status. Nil: the adapter cannot do this, and requests that need it,
+	// those of WithIdempotency, are refused.
+	Tee func(wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Skip lets the request pass without the key, as [WithSkip] does.
 	Skip bool
 	// Framework is the framework's context, or whatever the adapter's own options look
 	// for in a Problem, and by FrameworkFrom. It may be nil.
 	Framework any
-	// Problem takes what would be written in place of Next's response, if no option has
-	// it handled: the adapter answers it after Serve. Nil: a problem document is written.
+	// Problem takes what would be written in place of Next's response, unless an option handles it;
+	// the adapter answers it after Serve. Nil: a problem document is written.
 	Problem func(*Problem)
 
 	host  string      // of the route's pattern
@@ -83,7 +84,7 @@ type Exchange struct {
 	outcome *Outcome // nil: nobody is told
 }
 
-// New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
+// New returns a Middleware over guard. Its error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	if guard == nil {
 		return nil, invalid("the guard is nil: make one with Locker.Guard")
@@ -102,16 +103,15 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 			return nil, err
 		}
 	}
-	if err := cmp.Or(m.once.check(m), m.body.check(), m.checkCredentials(), m.checkPrincipal()); err != nil {
+	if err := cmp.Or(m.idempotency.check(m), m.body.check(), m.checkCredentials(), m.checkPrincipal()); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// Serve runs x.Next while holding the request's key, or writes a response that
-// says why not. It reports whether x.Next was called. It blocks for as long as
-// the guard's policy waits and x.Next runs; when it returns the key was given
-// back. A panic of x.Key or x.Next passes through.
+// Serve runs x.Next while holding the request's key, or writes a response that says why not. It
+// reports whether x.Next was called. It blocks while the guard's policy waits and while x.Next
+// runs, and releases the key before it returns. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
 	if m == nil || m.observer == nil {
 		return m.serve(x)
@@ -130,7 +130,7 @@ func (m *Middleware) serve(x Exchange) (ran bool) {
 	}
 	ran, whole := m.pass(x)
 	if !whole {
-		onceFrom(x.Request.Context()).discard()
+		idempotentRequestFrom(x.Request.Context()).discard()
 	}
 	return ran
 }
@@ -156,7 +156,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	p := requestStates.Get().(*requestState)
 	p.m, p.x, p.replay = m, x, replay
 	p.guarded()
-	ran, whole = p.ran, p.ran && !p.lost || p.recalled
+	ran, whole = p.ran, p.ran && !p.lost || p.fromStore
 	p.recycle()
 	return ran, whole
 }

@@ -6,20 +6,22 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// Observer is told what becomes of the requests that reach a Middleware, on their goroutines and on several at
-// once. Its methods must be safe for concurrent use and quick; what they panic with is logged. Embed
-// [NopObserver], so that new methods do not break yours.
+// Observer gets the outcome of each request that reaches a Middleware. Its methods are
+// called on the requests' goroutines: they must be safe for concurrent use and return
+// quickly. A panic is logged. Embed [NopObserver], so that new methods do not break
+// yours.
 //
-// Keys and tickets are in the events for logs and traces; they make poor metric labels.
+// Keys and tickets in the events are for logs and traces; they make poor metric labels.
 type Observer interface {
-	// OnOutcome: a request has come to its end at the guard. It is called exactly once for each, replays
-	// and those that need no key included, when the key is free again, before [Middleware.Serve] returns or
-	// a panic passes through it. Of nested guards each tells its own: if the inner one
-	// refuses a request, the outer one's outcome is that it ran. ctx is the request's, as the guard was given it.
+	// OnOutcome is called exactly once for each request that the guard has finished with, replays
+	// and those that need no key included: after the key is released, before [Middleware.Serve]
+	// returns or a panic passes through it. Each of nested guards has its own outcome: if the inner
+	// one refuses a request, the outer one's outcome is that it ran. ctx is the request's, as it
+	// reached the guard.
 	OnOutcome(ctx context.Context, e Outcome)
 }
 
@@ -31,10 +33,10 @@ var _ Observer = NopObserver{}
 // OnOutcome does nothing.
 func (NopObserver) OnOutcome(context.Context, Outcome) {}
 
-// OutcomeKind is what became of a request. The kinds are few and fixed: they make good metric labels.
+// OutcomeKind is the kind of an Outcome. The kinds are few and fixed: they make good metric labels.
 type OutcomeKind string
 
-// What can become of a request.
+// The kinds of outcome.
 const (
 	// OutcomeRan: the handler ran within its lease, and returned, whatever it answered.
 	OutcomeRan OutcomeKind = "ran"
@@ -60,39 +62,43 @@ const (
 	OutcomeDeadline OutcomeKind = "deadline"
 	// OutcomeUnavailable: Redis could not be asked, or the Locker is closed. 503.
 	OutcomeUnavailable OutcomeKind = "unavailable"
-	// OutcomeRefused: the request cannot be run by its own fault: it has no usable key, its Idempotency-Key is
-	// missing, malformed or another request's, its body is too large, late or unreadable, or its principal may not. 4xx.
+	// OutcomeRefused: the request cannot run, and the client is at fault: it has no usable key, its Idempotency-Key is
+	// missing, malformed or another request's, its body is too large, late or unreadable, or its principal may not.
+	// 4xx.
 	OutcomeRefused OutcomeKind = "refused"
-	// OutcomeError: it cannot be run by a fault of the service: the key function or the policy failed, or the guard is
-	// misconfigured, 500; or it would wait for its own sender, 508.
+	// OutcomeError: the request cannot run, and the service is at fault: the key function
+	// or the policy failed, or the guard is misconfigured, 500; or it would wait for its
+	// own sender, 508.
 	OutcomeError OutcomeKind = "error"
 )
 
-// Outcome says what became of a request.
+// Outcome is the outcome of one request at a guard.
 type Outcome struct {
 	Kind OutcomeKind
-	// Name is the route's, as Exchange.Name has it. If the client's method is none of HTTP's own it is OTHER in the name.
+	// Name is the route's, as Exchange.Name has it. A method that HTTP does not define is OTHER in
+	// the name.
 	Name string
-	// Key is what the request asked for; empty if it needed none or that was not found.
+	// Key is the key that the request asked for; empty if it needed none or none was found.
 	Key string
-	// Status is that of the response, be it of a [Timeout] in front: 0 if it is not known, as where the handler panicked, or
-	// returned an error that the framework answers later.
+	// Status is the response's, which may be that of a [Timeout] in front. 0: not known, as where
+	// the handler panicked, or returned an error that the framework answers later.
 	Status int
-	// Took is the time in the guard, the handler's included.
+	// Took is the time spent in the guard, the handler included.
 	Took time.Duration
-	// Replay: it is a parked request that is run.
+	// Replay is set if this was the replay of a parked request.
 	Replay bool
-	// Ticket is that of a replay, or under which the request is parked; empty if there is none.
+	// Ticket is the ticket's id, of a replay or of a request that was parked; empty if there is
+	// none.
 	Ticket string
 	// Err is why the handler did not run, or that its lease was lost. It may name the key.
 	Err error
 }
 
-// WithObserver has o told what becomes of each request. Those that [FromConfig] refuses since it cannot know their route are only logged,
-// once.
+// WithObserver sets an Observer, which gets each request's outcome. Requests that [FromConfig]
+// refuses because it cannot know their route are only logged, once.
 func WithObserver(o Observer) Option {
 	return func(m *Middleware) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver: the observer is nil")
 		}
 		m.observer = o

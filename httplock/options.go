@@ -13,13 +13,13 @@ import (
 // Option configures a Middleware.
 type Option func(*Middleware) error
 
-// WithLockedSafeMethods makes GET and HEAD need the key too, as other methods do. OPTIONS never does: it asks
-// what the route can do, as browsers do before they send a request.
+// WithLockedSafeMethods makes GET and HEAD need the key too, as other methods do. OPTIONS never
+// does: browsers send it before a request, to ask what the route allows.
 func WithLockedSafeMethods() Option { return safeMethods(safeLocked) }
 
-// WithSharedSafeMethods makes GET and HEAD need the key too, but together
-// with one another: they run at the same time, and while none of them runs the
-// other methods take turns. One that comes after a waiting POST waits behind it. OPTIONS passes.
+// WithSharedSafeMethods makes GET and HEAD share the key: they run at the same time as one another,
+// and not while another method runs. A GET that arrives after a waiting POST waits until that has
+// run. OPTIONS passes.
 func WithSharedSafeMethods() Option { return safeMethods(safeShared) }
 
 // safeMode says what GET and HEAD need.
@@ -84,19 +84,18 @@ func WithReplayHost(host string) Option {
 	}
 }
 
-// WithAllowedHeaders adds request headers to those that are stored with a parked
-// request: Accept, Accept-Language, Content-Encoding, Content-Type,
-// Idempotency-Key, Traceparent, and If-Match, If-None-Match, If-Modified-Since and
-// If-Unmodified-Since, whose 412 is then the client's result. Headers that carry credentials (see
-// WithCredentialHeaders), that belong to one connection, or that say where the
-// request went are refused. A route that
-// parks, and takes its key from a header, needs that header here: its replays
-// have no key without it, are handed back, and expire.
+// WithAllowedHeaders adds request headers to those that are stored with a parked request:
+// Accept, Accept-Language, Content-Encoding, Content-Type, Idempotency-Key, Traceparent,
+// and If-Match, If-None-Match, If-Modified-Since and If-Unmodified-Since, whose 412 is
+// then the result. Headers that carry credentials (see WithCredentialHeaders), that
+// belong to one connection, or that say where the request went are refused. A route that
+// parks and takes its key from a header needs that header here: without it its replays
+// have no key, are handed back, and expire.
 func WithAllowedHeaders(names ...string) Option {
 	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "WithAllowedHeaders", names) }
 }
 
-// WithLogger sets where refusals that are our fault are logged. Default:
+// WithLogger sets where refusals that are the service's fault are logged. Default:
 // slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return func(m *Middleware) error {

@@ -103,7 +103,7 @@ func panicOf(f func()) (value any) {
 	return nil
 }
 
-func TestEveryProblemIsDocumented(t *testing.T) {
+func TestProblems_AreAllDocumented(t *testing.T) {
 	source, err := os.ReadFile("problem.go")
 	require.NoError(t, err)
 	docs, err := os.ReadFile("../docs/problems.md")

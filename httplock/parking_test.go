@@ -21,7 +21,7 @@ import (
 // parkingSite has a queue, a guard that parks on it, and a mux that
 // replays go through.
 type parkingSite struct {
-	*testbed.Bed
+	*testbed.Fixture
 	queue *delayqueue.Queue
 	guard *core.Guard
 	mux   *http.ServeMux
@@ -30,7 +30,7 @@ type parkingSite struct {
 
 func openParking(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
-	d := &parkingSite{Bed: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
+	d := &parkingSite{Fixture: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)

@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // PerKey returns net/http middleware that runs one request at a time per key.
@@ -51,7 +51,7 @@ var errNoKeyFunc = invalid("PerKey: the key function is nil: give it one, such a
 
 // checkNext panics if a handler cannot be guarded.
 func checkNext(by string, next http.Handler) {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		panic(invalid("%s: the handler is nil", by))
 	}
 	if name := timeoutName(next); name != "" {
@@ -116,7 +116,7 @@ var servings = sync.Pool{New: func() any {
 		Next:    func(r *http.Request) { s.next.ServeHTTP(s.writer, r) },
 		Written: func() bool { return s.writer.Written() },
 		Status:  func() int { return s.writer.Status() },
-		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { s.writer.tap(wrap) },
+		Tee:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { s.writer.tee(wrap) },
 	}
 	return s
 }}
@@ -129,10 +129,10 @@ func routeName(method, pattern string) string {
 	return method + " " + pattern
 }
 
-// Track returns a writer over w that is as able as w, and a function that returns the
-// status of the response that was begun through it: 0 if none was, and 101 if the connection was
-// taken over. It is for adapters whose framework does not know this of its own
-// writer: Exchange.Written and Exchange.Status.
+// Track returns a writer over w that implements the same optional interfaces as w, and a
+// function that returns the status of the response begun through it: 0 if none was, and
+// 101 if the connection was taken over. It is for adapters whose framework's writer does
+// not know its status: see Exchange.Written and Exchange.Status.
 func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() int) {
 	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
 	return tracked, func() int { return tracked.status }

@@ -18,14 +18,14 @@ import (
 // policy would park it after waiting, and if it can be parked; with both it waits first.
 // Everything else in Prefer is left to the handler.
 //
-// Preference-Applied says what decided: wait=N if the request was refused or parked because
-// that time was over, and respond-async if it was parked for its sake. It is not in the
-// response of a request that the preference changed nothing for, such as one that got its key, or
-// whose route parks at once anyway. Vary: Prefer is in every response to a request that needs the key.
-// Replays have no preference.
+// Preference-Applied says which preference decided: wait=N if the request was refused or
+// parked because that time was over, and respond-async if it was parked because of it. It
+// is left out if the preference changed nothing, as for a request that got its key, or
+// whose route parks at once anyway. Vary: Prefer is in every response to a request that
+// needs the key. Replays have no preference.
 //
-// It is an option because Prefer may be the handler's own: an API that answers
-// "respond-async" itself wants its requests run, not parked.
+// It is an option because Prefer may be meant for the handler: an API that implements
+// "respond-async" itself needs its requests run, not parked.
 func WithPrefer() Option {
 	return func(m *Middleware) error {
 		m.honorPrefer = true

@@ -202,9 +202,9 @@ func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
 // An answer to the same request is no preference's doing: it comes before any waiting.
 func TestPrefer_IsNotAppliedToRequestsMadeTwice(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
-	h := guarded(parkLate(d), ok, httplock.WithPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	h := guarded(parkLate(d), ok, httplock.WithPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	post := func(key string) testbed.Answer {
-		r := once(t, testbed.OrderPath, key, "{}")
+		r := withKey(t, testbed.OrderPath, key, "{}")
 		r.Header.Set("Prefer", "wait=0, respond-async")
 		return testbed.Do(h, r)
 	}

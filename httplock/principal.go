@@ -9,23 +9,25 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// WithPrincipal says who sends a request. It is no authentication: the principal decides on whose behalf a request is
-// parked, whose an Idempotency-Key is, and whose requests [WithMaxWaitersPerPrincipal] counts together. principal returns
-// an id, such as a user's, or an address where nobody signs in: at most 256 printable bytes, and nothing that would let
-// anybody in, since it is stored with a parked request, whose credentials are not. It is called once for a request that needs
-// the key, but for no replay, and must be safe for concurrent use.
+// WithPrincipal sets the function that says who sends a request. It does not authenticate: the
+// principal decides on whose behalf a request is parked, to whom an Idempotency-Key belongs, and
+// which requests [WithMaxWaitersPerPrincipal] counts together. principal returns an id, such as a
+// user's, or an address where nobody signs in: at most 256 printable bytes, and no secret, since it
+// is stored with a parked request. It is called once for each request that needs the key, not for
+// replays, and must be safe for concurrent use.
 //
-// Empty means anonymous, which a request with credentials (see [WithCredentialHeaders]) is not: it is not parked then, but answered
-// as if the guard rejected it, and refused with 500 if it has an Idempotency-Key. Where such a request is nobody's, as
-// a visitor's with cookies, return a name for all of these, such as "visitor".
+// Empty means anonymous, which a request with credentials (see [WithCredentialHeaders]) is not: it is not parked then,
+// but answered as if the guard rejected it, and refused with 500 if it has an Idempotency-Key. For requests that have
+// credentials but no user, such as a visitor's with cookies, return a common name, such as "visitor".
 //
-// An error of principal refuses a request that has an Idempotency-Key, or would be parked, or behind
-// WithMaxWaitersPerPrincipal any: the answer is 403 if it wraps [ErrForbidden], and else 500. Others run if the key is free.
+// An error of principal refuses a request that has an Idempotency-Key or would be parked, and with
+// WithMaxWaitersPerPrincipal any request: the answer is 403 if the error wraps [ErrForbidden], and
+// otherwise 500. Other requests run if the key is free.
 //
-// A guard whose policy may park requests, or that has [WithIdempotency], needs WithPrincipal or [WithAnonymous]: without, New
-// returns an error. One that may park needs [WithReauthorize] too. A policy is known to park if it is a
-// core.PreferencePolicy that honors Async, as delayqueue.Policy is. With another one that parks New returns no error: it is
-// up to you to say who sends requests, or those with credentials are not parked.
+// A guard whose policy may park requests, or that has [WithIdempotency], needs WithPrincipal or [WithAnonymous]:
+// without one of them New returns an error. One that may park needs [WithReauthorize] too. A policy is known to
+// park if it is a core.PreferencePolicy that honors Async, as delayqueue.Policy is. With another policy that
+// parks, New returns no error: without WithPrincipal or WithAnonymous, requests with credentials are not parked.
 func WithPrincipal(principal func(*http.Request) (string, error)) Option {
 	return func(m *Middleware) error {
 		if principal == nil {
@@ -36,11 +38,12 @@ func WithPrincipal(principal func(*http.Request) (string, error)) Option {
 	}
 }
 
-// WithReauthorize says whether the principal of a parked request may still have it run, which may be long after it was
-// parked. It is asked before the handler of a replay runs, whether or not WithSkip lets it pass, and for anonymous requests
-// too, with an empty principal. An error that wraps [ErrForbidden] is the replay's result: its status is 403, and the
-// handler never runs. Any other error is tried again by the queue. [Replay] may need it too: see [WithReplayReauthorize]. r has the
-// replay's ctx, and no credentials. reauthorize must be safe for concurrent use.
+// WithReauthorize sets the function that decides whether the principal of a parked request may still have it run,
+// perhaps long after it was parked. It is called before the handler of a replay runs, whether or not WithSkip lets it
+// pass, and for anonymous requests too, with an empty principal. An error that wraps [ErrForbidden] is the replay's
+// result: its status is 403, and the handler never runs. Any other error is tried again by the queue. [Replay] may need
+// it too: see [WithReplayReauthorize]. r has the replay's ctx, and no credentials. reauthorize must be safe for
+// concurrent use.
 func WithReauthorize(reauthorize func(r *http.Request, principal string) error) Option {
 	return func(m *Middleware) error {
 		if reauthorize == nil {
@@ -51,9 +54,10 @@ func WithReauthorize(reauthorize func(r *http.Request, principal string) error) 
 	}
 }
 
-// WithAnonymous says that it does not matter who sends a request, whatever its credentials: for routes that do not look at
-// them. Requests are parked without them, and run on nobody's behalf; all clients share their Idempotency-Keys. See
-// [WithPrincipal] for the others.
+// WithAnonymous declares that it does not matter who sends a request, whatever its
+// credentials: for routes that do not look at them. Requests are parked without them, and
+// run on nobody's behalf; all clients share their Idempotency-Keys. See [WithPrincipal]
+// for the others.
 func WithAnonymous() Option {
 	return func(m *Middleware) error {
 		m.anonymous = true
@@ -77,7 +81,7 @@ func (m *Middleware) checkPrincipal() error {
 	case parks && known && m.reauthorize == nil:
 		return invalid("the guard's policy may park requests, and nothing says whether their principals may still have them run " +
 			"later: want WithReauthorize")
-	case m.once != nil && !known && !m.anonymous:
+	case m.idempotency != nil && !known && !m.anonymous:
 		return invalid("WithIdempotency keeps responses, and nothing says whose they are: want WithPrincipal, " +
 			"or WithAnonymous if all clients may see them")
 	}
@@ -86,8 +90,9 @@ func (m *Middleware) checkPrincipal() error {
 
 type frameworkKey struct{}
 
-// FrameworkFrom returns the [Exchange]'s Framework from the ctx of the request that [WithPrincipal]'s function is given, and
-// the [Match]'s from that of a key function. It is for adapters. Nil: there is none.
+// FrameworkFrom returns the Framework of the [Exchange], given the ctx of the request that
+// [WithPrincipal]'s function gets, and that of the [Match], given the ctx of a key function's
+// request. It is for adapters. Nil: there is none.
 func FrameworkFrom(ctx context.Context) any { return ctx.Value(frameworkKey{}) }
 
 // onBehalfOf returns a request's principal, or why nothing may be stored on anybody's behalf.

@@ -262,7 +262,7 @@ func TestPrincipal_IsSaidAtConstruction(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	rejects := d.Locker.Guard(core.RejectConflicts)
 	parks := d.Locker.Guard(retry.Policy{Then: delayqueue.Policy(d.queue)})
-	store := httplock.WithIdempotency(newIdempotency(t, d.Bed))
+	store := httplock.WithIdempotency(newIdempotency(t, d.Fixture))
 	principal, mayStill, most := httplock.WithPrincipal(bearer), httplock.WithReauthorize(anybody), httplock.WithMaxWaitersPerPrincipal(1)
 	for name, test := range map[string]struct {
 		guard *core.Guard

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Problem is what a guard answers in a handler's place, as a problem document (RFC
-// 9457): a refusal, or the news that the lease was lost before the handler had
-// answered. WithConflictHandler and WithErrorHandler hand it to a function of yours.
+// Problem is what a guard answers in a handler's place, as a problem document (RFC 9457): a
+// refusal, or that the lease was lost before the handler had answered. WithConflictHandler and
+// WithErrorHandler pass it to a function of yours.
 //
 // It is an error. Its text is the title, which may be shown to clients; Err may not.
 type Problem struct { //nolint:errname // RFC 9457 calls it so
@@ -20,24 +20,24 @@ type Problem struct { //nolint:errname // RFC 9457 calls it so
 	Status int
 	// Title and Detail are for people, and do not repeat the key.
 	Title, Detail string
-	// RetryAfter is when trying again may help. Zero: that is not advised.
+	// RetryAfter is how long to wait before trying again. Zero: trying again is not advised.
 	RetryAfter time.Duration
 	// Err is what happened, for errors.Is: core.ErrConflict, core.ErrUnavailable,
-	// core.ErrLeaseLost and others. It may name the key. Nil: there is no
-	// guard where there should be one.
+	// core.ErrLeaseLost and others. It may name the key. Nil: a guard is missing where
+	// there should be one.
 	Err error
 	// Framework is the Exchange's.
 	Framework any
 }
 
 // ProblemHandler writes a response in place of a problem document. When it is called,
-// Retry-After and Cache-Control are set, and headers that a handler left for a response
-// of its own are gone. If it writes nothing, the document is written. It must be safe
+// Retry-After and Cache-Control are set, and headers that a handler set for its own
+// response are removed. If it writes nothing, the document is written. It must be safe
 // for concurrent use.
 type ProblemHandler func(http.ResponseWriter, *http.Request, *Problem)
 
-// WithConflictHandler has f answer the requests that would be answered with 409: those
-// whose key is held, and that neither wait nor are parked.
+// WithConflictHandler sets f to answer the requests that would be answered with 409: those whose
+// key is held, and that neither wait nor are parked.
 func WithConflictHandler(f ProblemHandler) Option {
 	return func(m *Middleware) error {
 		if f == nil {
@@ -48,8 +48,8 @@ func WithConflictHandler(f ProblemHandler) Option {
 	}
 }
 
-// WithErrorHandler has f answer all other problems, and conflicts too if there is no
-// WithConflictHandler. It does not get receipts (202).
+// WithErrorHandler sets f to answer all other problems, and conflicts too if there is no
+// WithConflictHandler. A 202 is not a problem.
 func WithErrorHandler(f ProblemHandler) Option {
 	return func(m *Middleware) error {
 		if f == nil {
@@ -60,7 +60,7 @@ func WithErrorHandler(f ProblemHandler) Option {
 	}
 }
 
-// Write writes the problem document, as it is written without a handler.
+// Write writes the problem document, as it would be written without a ProblemHandler.
 func (p *Problem) Write(w http.ResponseWriter, r *http.Request) { p.document().write(w, r) }
 
 // Error returns the status and the title.

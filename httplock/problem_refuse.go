@@ -33,7 +33,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemBadIdempotencyKey.document(0))
 	case errors.Is(err, idempotency.ErrDiffers):
 		respond(x, problemKeyReused.document(0))
-	case errors.Is(err, errWhose), errors.Is(err, errDeafAdapter), errors.Is(err, idempotency.ErrSealed):
+	case errors.Is(err, errWhose), errors.Is(err, errNoTee), errors.Is(err, idempotency.ErrSealed):
 		m.logger().ErrorContext(ctx, "httplock: misconfigured: request refused", "name", x.Name, "error", err)
 		respond(x, problemMisconfigured.document(0))
 	case errors.Is(err, ErrForbidden):

@@ -20,24 +20,25 @@ import (
 // Replay returns the worker's handler that runs parked requests through handler,
 // in this process. Give it the handler that the server serves.
 //
-// What the handler answers is the result, 4xx and 5xx alike: the message is done, whether or
-// not the request succeeded. Only after 429, 503 and what the route's [WithRetryStatuses] names is
-// the request tried again (delayqueue.RetryLater): until it would be too old, after what
-// Retry-After says, or else with delays that double up to 30 s. No attempt is spent, and the
-// message becomes a dead letter when it would be too old by then: its result is the last
-// response, with at most 1 KiB of the body (docs/guarantees.md, What is tried again, has it all). It is tried again in the same way while a guard, or
-// who says whether the principal may still have it run, is unavailable.
+// What the handler answers is the result, 4xx and 5xx alike: the message is done, whether or not
+// the request succeeded. Only after 429, 503 and what the route's [WithRetryStatuses] names is the
+// request tried again (delayqueue.RetryLater): until it would be too old, after what Retry-After
+// says, or else with delays that double up to 30 s. No attempt is spent, and the message becomes a
+// dead letter when it would be too old by then: its result is the last response, with at most 1
+// KiB of the body (see docs/guarantees.md, What is tried again). It is tried again in the same way
+// while a guard, or the function that authorizes its principal, is unavailable.
 //
-// A panic is a failed attempt, whatever middleware in front of the guard makes of it. An answer of 4xx or 5xx, or none at all, of a handler
-// whose ctx had ended is a failed attempt. A payload that does not hold a request is never tried
-// again. When a guard on the way finds its key held, the error matches core.ErrConflict.
+// A panic is a failed attempt, even if middleware in front of the guard recovers it. So
+// is a response of 4xx or 5xx, or none at all, from a handler whose ctx had ended. A
+// payload that does not hold a request is never tried again. When a guard on the way
+// finds its key held, the error matches core.ErrConflict.
 //
-// What this process does not know how to run is handed back (delayqueue.HandBack) and
-// logged, once per route: other processes may know. That is
+// What this process cannot run is handed back (delayqueue.HandBack) and logged, once per route:
+// other processes may be able to. That is
 //
 //   - a stored form of a later release,
 //   - a route that the handler does not have,
-//   - a route that has no guard any more: nothing says there whether it may be run,
+//   - a route that has lost its guard: nothing there decides whether the request may run,
 //   - a request that was parked on a principal's behalf, without [WithReplayReauthorize] and without a
 //     guard that is known to ask whether that one may still have it run,
 //   - one that the guard itself refuses, such as for a key function that fails without a header
@@ -51,20 +52,20 @@ import (
 // router without the route. Any other is that of a handler without a guard, which ran once: it
 // is the result, which is logged, and only after 503 is the request tried again.
 //
-// The Worker holds the message's key, whether or not the route has a guard, until handler returns: a time-out in front of
-// the guards is [Timeout], and not [http.TimeoutHandler], whose handler would run on after that. The Worker's Locker should
-// be the one of the guards, or have the same client and prefix. Otherwise a replay meets the
-// worker's own lease as a conflict, and the guards' Locker says so (core.WarnOtherLocker).
+// The Worker holds the message's key, whether or not the route has a guard, until handler returns: a time-out in front
+// of the guards is [Timeout], and not [http.TimeoutHandler], whose handler would run on after that. The Worker's Locker
+// should be the one of the guards, or have the same client and prefix. Otherwise a replay conflicts with the worker's
+// own lease, and the guards' Locker warns (core.WarnOtherLocker).
 //
 // The request has no RemoteAddr and no TLS state. Its Host is that of the pattern of
 // http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
 // never the client's. Its Traceparent is the message's Trace, if that has one. Its ctx is the worker's: it ends with the lease, and when the worker stops.
 //
-// The response of a message that is done is kept as its result, which
-// TicketHandler shows: the status, headers by an allow-list (Allow,
-// Content-Disposition, Content-Encoding, Content-Language, Content-Type, ETag,
-// Last-Modified, Link, Location, Retry-After) and the beginning of the body. What
-// the queue's WithMaxResult has no room for is cut.
+// The response of a message that is done is stored as its result, which TicketHandler
+// serves: the status, headers by an allow-list (Allow, Content-Disposition,
+// Content-Encoding, Content-Language, Content-Type, ETag, Last-Modified, Link, Location,
+// Retry-After) and the beginning of the body. What exceeds the queue's WithMaxResult is
+// cut.
 //
 // With a mistake in the arguments, which is logged once, every message is handed back. The error
 // wraps core.ErrInvalidOption.
@@ -77,8 +78,9 @@ func Replay(handler http.Handler, opts ...ReplayOption) delayqueue.Handler {
 	return p.replay
 }
 
-// CheckReplay is for delayqueue.WithCheck: it tells, without a call of handler, whether Replay with the same arguments would hand a
-// message back, as far as routes can be read beforehand.
+// CheckReplay returns a function for delayqueue.WithCheck: its error says why Replay with the same
+// arguments would hand a message back, as far as routes can be read beforehand. It does not call
+// handler.
 func CheckReplay(handler http.Handler, opts ...ReplayOption) func(delayqueue.Message) error {
 	p := &replayer{handler: handler}
 	if err := p.configure(opts); err != nil {
@@ -88,8 +90,8 @@ func CheckReplay(handler http.Handler, opts ...ReplayOption) func(delayqueue.Mes
 }
 
 const (
-	// DefaultMaxResponseBody is how much of a replay's response is kept, unless
-	// WithMaxResponseBody says otherwise. It fits in a queue's results, by default.
+	// DefaultMaxResponseBody is how many bytes of a replay's response body are stored, unless
+	// WithMaxResponseBody says otherwise. It fits into the default size of a queue's results.
 	DefaultMaxResponseBody = 64 << 10
 	// maxMaxResponseBody bounds WithMaxResponseBody.
 	maxMaxResponseBody = 64 << 20
@@ -98,9 +100,9 @@ const (
 // ReplayOption configures Replay.
 type ReplayOption func(*replayer) error
 
-// WithMaxResponseBody sets how many bytes of a response's body are kept. The rest
-// is dropped, which the result says. Default 64 KiB; 0 to 64 MiB. The queue has a
-// cap of its own, delayqueue.WithMaxResult, which should be 4 KiB more.
+// WithMaxResponseBody sets how many bytes of a response's body are stored. The rest is dropped, and
+// the result is marked as truncated. Default 64 KiB; 0 to 64 MiB. The queue has its own cap,
+// delayqueue.WithMaxResult, which should be 4 KiB higher.
 func WithMaxResponseBody(n int) ReplayOption {
 	return func(p *replayer) error {
 		if n < 0 || n > maxMaxResponseBody {
@@ -111,22 +113,22 @@ func WithMaxResponseBody(n int) ReplayOption {
 	}
 }
 
-// WithAllowedResponseHeaders adds response headers to those that are kept. Headers that
-// carry credentials or ask for them, such as Set-Cookie, that belong to one
-// connection, and Cache-Control, which is a result's own, are refused.
+// WithAllowedResponseHeaders adds response headers to those that are stored. Headers that
+// carry credentials or ask for them, such as Set-Cookie, that belong to one connection,
+// and Cache-Control, which is a result's own, are refused.
 func WithAllowedResponseHeaders(names ...string) ReplayOption {
 	return func(p *replayer) error { return addHeaders(p.kept, neverKept, "WithAllowedResponseHeaders", names) }
 }
 
-// WithReplayReauthorize has f asked before any replay whether principal may still have it run. It may be
-// [WithReauthorize]'s function, which a guard that the replay reaches asks as well. An error
-// that wraps [ErrForbidden] is the replay's result, 403; any other is tried again by the queue.
-// r has the replay's ctx, and no credentials; an empty principal is anonymous. f must be
-// safe for concurrent use.
+// WithReplayReauthorize sets f to decide, before any replay, whether principal may still have
+// it run. It may be [WithReauthorize]'s function, which a guard that the replay reaches calls
+// as well. An error that wraps [ErrForbidden] is the replay's result, 403; any other is tried
+// again by the queue. r has the replay's ctx, and no credentials; an empty principal is
+// anonymous. f must be safe for concurrent use.
 //
 // A request that was parked on a principal's behalf needs it, unless its route can be read
-// beforehand and has a guard, which asks. Otherwise it is handed back: if its route had lost the
-// guard it would run without being authorized.
+// beforehand and has a guard, which asks. Otherwise the request is handed back: if its route had
+// lost the guard, it would run without being authorized.
 func WithReplayReauthorize(f func(r *http.Request, principal string) error) ReplayOption {
 	return func(p *replayer) error {
 		if f == nil {
@@ -137,13 +139,13 @@ func WithReplayReauthorize(f func(r *http.Request, principal string) error) Repl
 	}
 }
 
-// WithRoutes says which routes a router has that Replay cannot read by itself, as gin's,
-// echo's and chi's. registered returns them, as "POST /orders/:id" or "/orders/{id}" for any
-// method; it is called for each replay. A replay of another route is handed back before the
-// router is called, and a 404 from one of these is its handler's answer. guards is what
+// WithRoutes names the routes of a router that Replay cannot read by itself, such as gin's,
+// echo's and chi's. registered returns them, as "POST /orders/:id" or "/orders/{id}" for
+// any method; it is called for each replay. A replay of another route is handed back before
+// the router is called, and a 404 from one of these is its handler's answer. guards is what
 // FromConfig of an adapter was given: a replay of a route without a guard is handed back
-// too. Nil: guards are not known. The router must see paths as clients send them. Both
-// must be safe for concurrent use.
+// too. Nil: guards are not known. The router must see paths as clients send them. Both must
+// be safe for concurrent use.
 func WithRoutes(registered func() []string, guards Routes) ReplayOption {
 	return func(p *replayer) error {
 		if registered == nil {
@@ -154,10 +156,10 @@ func WithRoutes(registered func() []string, guards Routes) ReplayOption {
 	}
 }
 
-// WithTargetRewrite has f say where a parked request goes now: for routes that were renamed while
-// requests were parked, or dead. It is given the method and the stored target, path and query
-// as the client sent them, and returns the target to use, which begins with a slash. It is called
-// for each replay, also of what was redriven, and never for its own answer: leave it in place until
+// WithTargetRewrite sets f to return the target of a replay: for routes that were renamed while
+// requests were parked, or dead. f gets the method and the stored target, path and query as the
+// client sent them, and returns the target to use, which begins with a slash. It is called for each
+// replay, also of redriven requests, with the target as it was stored: leave it in place until
 // nothing of the old route is left. It must be safe for concurrent use.
 func WithTargetRewrite(f func(method, target string) string) ReplayOption {
 	return func(p *replayer) error {
@@ -213,7 +215,7 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 			return nil, nil, &foreignError{fmt.Errorf("WithTargetRewrite: %w", err)}
 		}
 	}
-	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
+	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, idempotencyKey: slices.Clone(c.Header["Idempotency-Key"])}
 	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
 	if err != nil {
 		return nil, nil, delayqueue.SkipRetry(err)
@@ -293,22 +295,21 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	return err
 }
 
-// Parked is what a replayed request was parked with.
+// Parked says under which id and for whom a replayed request was parked.
 type Parked struct {
-	// ID is its ticket's. It stays the same if the request is replayed again.
+	// ID is the ticket's. It stays the same if the request is replayed again.
 	ID string
-	// Principal is on whose behalf it is, as WithPrincipal has it. Empty: anonymous.
+	// Principal is what WithPrincipal's function returned. Empty: anonymous.
 	Principal string
 }
 
-// Replayed reports whether ctx is that of a replayed request, and what it was
-// parked with. Credentials are not stored, so middleware that asks for them lets a
-// replay pass, and loads the user from Principal instead: what it refuses never runs, and
-// expires. Whether the principal may still have the request
-// run is for WithReauthorize to say. A handler can tell by the ID that it runs a
-// second time.
+// Replayed reports whether ctx is that of a replayed request, and returns its ticket's id and its
+// principal. Credentials are not stored, so middleware that asks for them must let a replay pass
+// and load the user from Principal instead: a replay that it refuses never runs, and expires.
+// WithReauthorize decides whether the principal may still have the request run. A handler can
+// recognize a second run by the ID.
 //
-// No header has a part in this: only Replay can mark a ctx.
+// Headers do not matter here: only Replay can mark a ctx.
 func Replayed(ctx context.Context) (Parked, bool) {
 	if replay := replayFrom(ctx); replay != nil {
 		return Parked{ID: replay.id, Principal: replay.principal}, true
@@ -319,7 +320,7 @@ func Replayed(ctx context.Context) (Parked, bool) {
 // replay is what a replayed request's ctx carries.
 type replay struct {
 	id, key, principal string
-	once               []string // the request's Idempotency-Key
+	idempotencyKey     []string // the request's Idempotency-Key
 
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
 	reached  bool       // a guard ran its handler under the key, or gave the request its result
@@ -343,7 +344,7 @@ func replayFrom(ctx context.Context) *replay {
 // isFor reports whether req, which has an Idempotency-Key, is the replayed request: its
 // handler may make others with its ctx.
 func (r *replay) isFor(req *http.Request) bool {
-	return slices.Equal(req.Header["Idempotency-Key"], r.once)
+	return slices.Equal(req.Header["Idempotency-Key"], r.idempotencyKey)
 }
 
 // passed records that a guard lets the replay pass, with or without its key. A

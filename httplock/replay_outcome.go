@@ -13,10 +13,10 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// WithRetryStatuses has a parked request tried again whose handler answers with one of these, as it
-// is after 429 and 503 anyway: see [Replay]. Other statuses are results. It is for routes whose
-// handlers may run any number of times, and have done nothing when they answer so. 400 to 599;
-// given again it adds to them.
+// WithRetryStatuses adds statuses after which a parked request is tried again, as it is after 429
+// and 503: see [Replay]. Other statuses are results. It is for routes whose handlers may run any
+// number of times, and have done nothing when they answer with these. 400 to 599; given again it
+// adds more.
 func WithRetryStatuses(statuses ...int) Option {
 	return func(m *Middleware) error {
 		for _, status := range statuses {

@@ -206,7 +206,7 @@ func TestReplayThatWasInterruptedIsNoResult(t *testing.T) {
 }
 
 // underKey runs f as a worker runs its handler: under the message's key.
-func underKey(t *testing.T, b *testbed.Bed, f func(ctx context.Context)) {
+func underKey(t *testing.T, b *testbed.Fixture, f func(ctx context.Context)) {
 	t.Helper()
 	require.NoError(t, b.Locker.Do(t.Context(), testbed.OrderKey, func(ctx context.Context) error {
 		f(ctx)

@@ -15,25 +15,24 @@ import (
 // requestState is a request on its way through its guard. It belongs to the request's
 // goroutine.
 type requestState struct {
-	m      *Middleware
-	x      Exchange
-	replay *replay // nil: the request came from outside
-	body   body
-	once   *once // nil: the request has no Idempotency-Key that counts
+	m          *Middleware
+	x          Exchange
+	replay     *replay // nil: the request came from outside
+	body       body
+	idempotent *idempotentRequest // nil: the request has no Idempotency-Key that counts
 
 	principal string
 	whose     error // why nothing may be stored on its behalf
 	waits     bool  // it is one of its principal's waiters
 
-	call    core.Call
-	nobody  error     // why the request is not to be parked
-	asked   time.Time // when it asked for its key
-	met     bool      // it met a conflict
-	encoded bool      // the queue may have it
-	ran     bool      // the rest of the chain was called
-	lost    bool      // and lost its lease
-	// The answer is what the rest of the chain answered when the request was made first.
-	recalled bool
+	call      core.Call
+	nobody    error     // why the request is not to be parked
+	asked     time.Time // when it asked for its key
+	met       bool      // it met a conflict
+	encoded   bool      // the queue may have it
+	ran       bool      // the rest of the chain was called
+	lost      bool      // and lost its lease
+	fromStore bool      // the response is the stored one of the first request, whole
 }
 
 var requestStates = sync.Pool{New: func() any { return &requestState{} }}
@@ -158,15 +157,15 @@ func (p *requestState) end() {
 
 // identify finds out whether the request was made before.
 func (p *requestState) identify(by *idempotencyKeyError) (err error) {
-	if p.once, err = p.m.newOnce(p); err != nil {
+	if p.idempotent, err = p.m.newIdempotentRequest(p); err != nil {
 		return err
 	}
 	if by != nil {
-		once := cmp.Or(p.once, onceFrom(p.x.Request.Context()))
+		outer := cmp.Or(p.idempotent, idempotentRequestFrom(p.x.Request.Context()))
 		switch {
-		case once != nil:
-			p.call.Key, err = by.key(once.lockKey())
-		case p.m.once == nil || isSafe(p.x.Request):
+		case outer != nil:
+			p.call.Key, err = by.key(outer.lockKey())
+		case p.m.idempotency == nil || isSafe(p.x.Request):
 			err = by
 		default:
 			err = errNoIdempotencyKey
@@ -175,10 +174,10 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 			return err
 		}
 	}
-	if p.once == nil {
+	if p.idempotent == nil {
 		return nil
 	}
-	err = p.once.identify(p.call.Key, &p.body)
+	err = p.idempotent.identify(p.call.Key, &p.body)
 	if errors.Is(err, errBodyTooLarge) {
 		return errors.Join(errTooLargeToCompare, err)
 	}
@@ -206,7 +205,7 @@ func (p *requestState) run() {
 		}
 	}
 	if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
-		p.once.deferred(ctx, deferred.Ticket)
+		p.idempotent.deferred(ctx, deferred.Ticket)
 	}
 	if p.replay != nil && (errors.Is(err, errAnswered) || errors.Is(err, idempotency.ErrDiffers)) {
 		p.replay.passed(p.m, true) // that is what comes of it
@@ -219,7 +218,7 @@ func (p *requestState) run() {
 func (p *requestState) refuse(err error) {
 	announce(p.x.Writer, p.applied(err))
 	if errors.Is(err, errAnswered) {
-		p.recalled = p.once.answer()
+		p.fromStore = p.idempotent.answer()
 		return
 	}
 	p.m.refuse(p.x, err, p.encoded)
@@ -229,7 +228,7 @@ func (p *requestState) refuse(err error) {
 // nevertheless.
 func (p *requestState) lookup() error {
 	p.met = true
-	return p.once.lookup(p.x.Request.Context())
+	return p.idempotent.lookup(p.x.Request.Context())
 }
 
 func (p *requestState) beforeWait() error {
@@ -261,15 +260,15 @@ func (p *requestState) encode() (payload []byte, err error) {
 
 // underKey runs the rest of the chain with the lease's ctx, and the whole body.
 func (p *requestState) underKey(ctx context.Context) error {
-	if err := p.once.begin(ctx); err != nil {
+	if err := p.idempotent.begin(ctx); err != nil {
 		return err
 	}
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, true)
-	p.next(p.once.watch(ctx))
+	p.next(p.idempotent.watch(ctx))
 	p.replay.returned(p.x)
-	p.once.finish(ctx)
+	p.idempotent.finish(ctx)
 	return nil
 }
 

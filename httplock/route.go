@@ -8,22 +8,22 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// Routes tells what guards a route: it is how a configuration chooses the guards of
-// a whole service. It is asked at each request, so its answers may change at any time.
-// It must be safe for concurrent use.
+// Routes returns the guard of each route: with it a configuration chooses the guards of a
+// whole service. It is called for each request, so its answers may change at any time. It
+// must be safe for concurrent use.
 type Routes interface {
-	// Route returns what guards a route. Method is the request's, and pattern the
-	// route's as the framework has it, such as "/orders/:id/pay" or
-	// "POST /orders/{id}/pay": NormalizePattern makes them alike. A route that is not
-	// found needs no key, so a handler that is registered for any method runs without one
-	// under those that have no Route. A HEAD should have the Route of GET, whose handler it runs.
+	// Route returns what guards a route. Method is the request's, and pattern the route's
+	// as the framework has it, such as "/orders/:id/pay" or "POST /orders/{id}/pay":
+	// NormalizePattern makes them alike. False: the route needs no key. So a handler that
+	// is registered for any method runs without a key under methods that have no Route.
+	// HEAD should have the Route of GET, whose handler it runs.
 	Route(method, pattern string) (Route, bool)
 }
 
-// Route is what guards a route. One that is not complete refuses every request.
+// Route is the guard of a route. If a field is nil it refuses every request.
 type Route struct {
 	Middleware *Middleware
 	Key        KeyFunc
@@ -52,7 +52,7 @@ type Route struct {
 // FromConfig panics without routes, and what it returns without a handler, with an error that wraps
 // core.ErrInvalidOption.
 func FromConfig(routes Routes) func(http.Handler) http.Handler {
-	if absent.Is(routes) {
+	if nilcheck.IsNil(routes) {
 		panic(invalid("FromConfig: the routes are nil: give it a config.Runtime, or Routes of yours"))
 	}
 	return func(next http.Handler) http.Handler {

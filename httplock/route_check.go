@@ -7,26 +7,27 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// RegisteredRoute is a route that a router has. MuxRoutes, ginlock.Routes and echolock.WatchRoutes read
-// them, and call no handler.
+// RegisteredRoute is a route of a router. MuxRoutes, ginlock.Routes and echolock.WatchRoutes return
+// them, without calling a handler.
 type RegisteredRoute struct {
-	// Method is the route's. Empty: all.
+	// Method is the route's method. Empty: all.
 	Method string
-	// Pattern is the router's, such as "/orders/:id".
+	// Pattern is the route as its router writes it, such as "/orders/:id".
 	Pattern string
 	// PerKey reports that a PerKey is in front of the handler.
 	PerKey bool
-	// FromConfig reports that a FromConfig is, which guards what its Routes have.
+	// FromConfig reports that a FromConfig is in front of it, which guards the routes of its
+	// Routes.
 	FromConfig bool
 }
 
 // String returns the method, if there is one, and the pattern.
 func (r RegisteredRoute) String() string { return strings.TrimPrefix(r.Method+" "+r.Pattern, " ") }
 
-// RouteProblem is what CheckRoutes finds wrong with a route.
+// RouteProblem is a mistake that CheckRoutes found in a route.
 type RouteProblem struct {
 	Route RegisteredRoute
 	// Text says what is wrong, and what to do.
@@ -36,7 +37,7 @@ type RouteProblem struct {
 // RoutesError is the error of CheckRoutes.
 type RoutesError struct{ Problems []RouteProblem }
 
-// Error tells all problems, one in a line.
+// Error lists all problems, one per line.
 func (e *RoutesError) Error() string {
 	var b strings.Builder
 	b.WriteString("httplock: the registered routes are not guarded as they should be:")
@@ -46,16 +47,17 @@ func (e *RoutesError) Error() string {
 	return b.String()
 }
 
-// CheckRoutes reports, as a *RoutesError, the registered routes whose requests run without the guard that is meant
-// for them. Call it at start, when all routes are registered:
+// CheckRoutes returns a *RoutesError with the registered routes whose requests would run without
+// the guard that is meant for them. Call it at start, when all routes are registered:
 //
 //   - POST, PUT, PATCH and DELETE that have neither a PerKey nor an entry in routes, unless unguarded has
 //     the route, as "POST /login", or as "/login" for all methods;
-//   - those that have an entry, but no FromConfig in front of them, as where r.Use came after them;
-//   - what unguarded has and the router does not.
+//   - those that have an entry, but no FromConfig in front of them, for example because r.Use came after them;
+//   - entries of unguarded that the router does not have.
 //
-// routes may be nil. A guard inside a function of yours is not seen: have its route in unguarded. The CheckRoutes of
-// a config.Runtime also reports the routes of its file that are not registered.
+// routes may be nil. A guard inside a function of yours is not seen: put its route in
+// unguarded. The CheckRoutes of a config.Runtime also reports the routes of its file that
+// are not registered.
 func CheckRoutes(registered []RegisteredRoute, routes Routes, unguarded ...string) error {
 	var problems []RouteProblem
 	used := map[string]bool{}
@@ -68,7 +70,7 @@ func CheckRoutes(registered []RegisteredRoute, routes Routes, unguarded ...strin
 			r := RegisteredRoute{method, r.Pattern, r.PerKey, r.FromConfig}
 			meant := r.among(unguarded, used)
 			configured := false
-			if !absent.Is(routes) {
+			if !nilcheck.IsNil(routes) {
 				_, configured = routes.Route(method, r.Pattern)
 			}
 			switch {
@@ -116,9 +118,10 @@ func cutMethod(route string) (method, pattern string) {
 	return method, pattern
 }
 
-// MuxRoutes reads from an http.ServeMux, or from a FromConfig around one, the routes of these patterns, also through a
-// [Timeout] in front. A ServeMux does not list its patterns: those that are not given are not seen. Its error says which pattern is
-// not registered, or has an [http.TimeoutHandler] or a Timeout behind its guard; see [PerKey].
+// MuxRoutes returns the routes of these patterns, read from an http.ServeMux or from a FromConfig around one,
+// also through a [Timeout] in front. A ServeMux does not list its patterns: those that are not given are not
+// seen. The error says which pattern is not registered, or has an [http.TimeoutHandler] or a Timeout behind its
+// guard; see [PerKey].
 func MuxRoutes(mux http.Handler, patternsOf ...string) ([]RegisteredRoute, error) {
 	around := RegisteredRoute{}
 	if limited, is := mux.(*timeLimited); is {

@@ -15,10 +15,11 @@ const trailHeader = "Perkey-Trail"
 var errSelfCall = errors.New("httplock: the request was sent by one that holds its key, and would wait for itself: " +
 	"call the function that does the work, with the ctx of the request, rather than the route")
 
-// Transport is an [http.RoundTripper] for requests of guarded handlers to services of yours that have guards too. A
-// request whose ctx works under a lease says so, in the header Perkey-Trail (core.Trail). If its sender holds the key that it
-// needs, it is answered at once with 508, and logged once for each Middleware. One that shares the key with its sender
-// ([WithSharedSafeMethods]) is served. Guards with core.Shared or core.Counted do not look.
+// Transport is an [http.RoundTripper] for requests of guarded handlers to services of yours that
+// have guards too. A request whose ctx is under a lease names the lease in the header Perkey-Trail
+// (core.Trail). If its sender holds the key that it needs, it is answered at once with 508, and
+// logged once for each Middleware. A request that shares the key with its sender
+// ([WithSharedSafeMethods]) is served. Guards with core.Shared or core.Counted do not check.
 //
 // Without it such a request waits for as long as the policy of the guard says, and is then answered as any other whose
 // key is held: with 409, or with 202, to run when its sender has ended.
@@ -52,5 +53,5 @@ func (p *requestState) selfCall() error {
 	if !is || p.call.Shared && !errors.Is(guard.Peek(ctx, p.call), core.ErrConflict) {
 		return nil
 	}
-	return cmp.Or(p.once.lookup(ctx), errSelfCall)
+	return cmp.Or(p.idempotent.lookup(ctx), errSelfCall)
 }

@@ -20,7 +20,8 @@ func defaultHeaders() map[string]bool {
 }
 
 // StoredHeaders returns the names of the headers that are stored with every parked request,
-// in canonical form. [WithAllowedHeaders] adds to them. It is for those who check a configuration, as package config does.
+// in canonical form. [WithAllowedHeaders] adds to them. It is for code that checks a
+// configuration, such as package config.
 func StoredHeaders() []string { return slices.Sorted(maps.Keys(defaultHeaders())) }
 
 // neverStored are the headers that carry credentials, that belong to one

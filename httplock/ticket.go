@@ -15,8 +15,9 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// TicketHandler tells what became of parked requests, and cancels them. Mount it
-// where WithStatusPath points, for all methods and all paths below:
+// TicketHandler returns a handler that serves the state and the result of parked
+// requests, and cancels them. Mount it where WithStatusPath points, for all methods and
+// all paths below:
 //
 //	mux.Handle("/tickets/", httplock.TicketHandler(queue, authorize))
 //	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, authorize))) // gin
@@ -33,22 +34,21 @@ import (
 //	GET id/result   the status, headers and body that the replay was answered with
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
-// HEAD is GET without a body. Other methods have 405 and Allow. State done means
-// that the replay was answered, not that it succeeded: 4xx and 5xx are results. A request that
-// was tried again until it was too old is dead: its last response, shortened, is its result, and
-// last_status in its state. Which
-// headers and how much of the body a result has is for Replay's options to say;
-// one that is not whole has the header "Perkey-Truncated: true". Location is
-// relative to the ticket's own address, so that it is right behind any prefix.
+// HEAD is GET without a body. Other methods have 405 and Allow. State done means that the replay
+// was answered, not that it succeeded: 4xx and 5xx are results. A request that was tried again
+// until it was too old is dead: its last response, shortened, is its result, and last_status in
+// its state. Replay's options decide which headers and how much of the body a result has; a
+// result that is not whole has the header "Perkey-Truncated: true". Location is relative to the
+// ticket's own address, so it holds behind any prefix.
 //
-// authorize says whether the client may see and cancel the ticket, before
-// anything else is told or done: it can compare Status.Principal, which
-// WithPrincipal stored and which is empty for anonymous requests, with the client.
-// Tickets are those of parked requests, and of jobs that the queue gave an id: 32 hexadecimal
-// digits. A job with a Job.ID of its own has none here, since that could be guessed.
-// A ticket's id cannot be guessed, but whoever has it can pass it on. authorize may
-// be called from several goroutines. A ticket that the client may not see, one that
-// is gone, one that never was, and a result that is not there have the same 404.
+// authorize reports whether the client may see and cancel the ticket. It is called before
+// anything else is sent or done, and can compare the client with Status.Principal, which
+// WithPrincipal stored and which is empty for anonymous requests. Tickets are those of parked
+// requests, and of jobs that the queue gave an id: 32 hexadecimal digits. A job with a Job.ID
+// of its own has no ticket here, since its id could be guessed. A ticket's id cannot be
+// guessed, but can be passed on. authorize must be safe for concurrent use. A ticket that the
+// client may not see, one that is gone, one that never was, and a result that is not there
+// have the same 404.
 //
 // Without a queue or without authorize every answer is that 404, and the mistake
 // is logged once.
@@ -186,7 +186,7 @@ func (t *tickets) stored(r *http.Request, id string) (*result, error) {
 	case errors.Is(err, errUnknownForm): // another replica can read it
 		return nil, fmt.Errorf("%w: %w", core.ErrUnavailable, err)
 	case err != nil: // a job's, which no request was parked for, or junk
-		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
+		slog.WarnContext(r.Context(), "httplock: the result of a ticket is not a response", "error", err)
 		return nil, delayqueue.ErrNotFound
 	}
 	return result, nil

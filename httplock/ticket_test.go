@@ -108,7 +108,7 @@ func TestTicketTellsItsState(t *testing.T) {
 	}
 }
 
-func TestTicketIsCancelledWhileItIsQueued(t *testing.T) {
+func TestTicket_IsCancelledWhileQueued(t *testing.T) {
 	for state, kind := range map[delayqueue.State]string{
 		delayqueue.StateQueued: "", delayqueue.StateCancelled: "", delayqueue.StateRunning: "ticket-running",
 		delayqueue.StateDone: "ticket-ended", delayqueue.StateDead: "ticket-ended", delayqueue.StateExpired: "ticket-ended",
@@ -192,7 +192,7 @@ func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 	}
 }
 
-func TestNothingIsDoneToATicketThatIsNotTheClients(t *testing.T) {
+func TestTicket_OfAnotherClientIsNotFound(t *testing.T) {
 	q := &fakeQueue{state: delayqueue.StateQueued, principal: "ann"}
 	h := httplock.TicketsOver(q, func(r *http.Request, s delayqueue.Status) bool { return s.Principal == r.Header.Get("X-User") })
 	require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodDelete, ticketPath, "").Status)
@@ -228,7 +228,7 @@ func TestTicketErrors(t *testing.T) {
 }
 
 // Wherever it is mounted, its redirect leads to the result.
-func TestTicketsAreMountedAnywhere(t *testing.T) {
+func TestTicket_IsMountedAnywhere(t *testing.T) {
 	stored, err := (&httplock.DecodedResult{Status: http.StatusCreated, Body: []byte("made")}).Encode()
 	require.NoError(t, err)
 	h := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: stored}, anyone)

@@ -14,21 +14,22 @@ import (
 	"sync"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// Timeout returns middleware that ends the ctx of a request after d, and answers it with 503 then, unless its
-// handler has begun a response. It goes in front of [PerKey], around a ServeMux, a gin engine or an Echo: a handler that
-// ignores its ctx then runs on with its key held, until it returns. Behind PerKey a time-out middleware returns before
-// its handler does, and the next request for the key runs beside it: PerKey panics if it is right around one.
+// Timeout returns middleware that ends the ctx of a request after d and then answers it with 503, unless its handler
+// has begun a response. Put it in front of [PerKey], around a ServeMux, a gin engine or an Echo: a handler that
+// ignores its ctx then runs on with its key held, until it returns. Behind PerKey a time-out middleware returns
+// before its handler does, and the next request for the key runs beside it: PerKey panics if it is right around one.
 //
-// As with [http.TimeoutHandler] the handler runs on a goroutine of its own. Unlike there, a response is not kept back:
-// Flush and Hijack work, and a response that was begun in time is waited for. Once the request was answered,
-// writes fail with [http.ErrHandlerTimeout], and a panic of the handler is logged. http.Server's Shutdown does not wait for a
+// As with [http.TimeoutHandler], the handler runs on a goroutine of its own. Unlike there, a response is not buffered:
+// Flush and Hijack work, and a response that was begun in time may end later. Once the request was answered, writes
+// fail with [http.ErrHandlerTimeout], and a panic of the handler is logged. http.Server's Shutdown does not wait for a
 // handler whose request was answered: the Shutdown of the Locker does, if it has a key.
 //
-// A replay ([Replay]) is not answered, since its worker has the key until the handler returns. Its ctx ends after d, and
-// if its handler then says nothing, or answers with 4xx or 5xx, the attempt has failed.
+// A replay ([Replay]) is not answered with 503, since its worker holds the key until the handler
+// returns. Its ctx ends after d; if its handler then writes nothing, or answers with 4xx or 5xx,
+// the attempt has failed.
 //
 // Timeout panics if d is not positive, and what it returns without a handler, with an error that wraps core.ErrInvalidOption.
 func Timeout(d time.Duration) func(http.Handler) http.Handler {
@@ -36,7 +37,7 @@ func Timeout(d time.Duration) func(http.Handler) http.Handler {
 		panic(invalid("Timeout(%s): want more than 0", d))
 	}
 	return func(next http.Handler) http.Handler {
-		if absent.Is(next) {
+		if nilcheck.IsNil(next) {
 			panic(invalid("Timeout: the handler is nil"))
 		}
 		return &timeLimited{d, next}

@@ -10,13 +10,15 @@ type waiters struct {
 	by map[string]int // by principal; none is 0
 }
 
-// WithMaxWaitersPerPrincipal bounds how many requests of one principal, which [WithPrincipal] says, may be in front of their
-// keys at a time behind one guard and in this process: their body is being read, or they wait. One more is answered
-// with 429, before its body is read. Anonymous requests are counted together. Each Middleware counts for itself: in a
-// configuration file the routes of a named guard are counted together, and a reload begins to count anew.
+// WithMaxWaitersPerPrincipal bounds how many requests of one principal (see [WithPrincipal]) may wait for
+// a guard at a time in this process: their body is being read, or they wait for the key. One more is
+// answered with 429, before its body is read. Anonymous requests are counted together. Each Middleware
+// counts for itself: in a configuration file the routes of a named guard are counted together, and a
+// reload begins to count anew.
 //
-// A request whose key is free, or that needs none ([NoKey]), is counted too, for as long as it takes to read its body and
-// to ask Redis: leave room for what a client may well send at once. n is at least 1. Default: no bound.
+// A request whose key is free, or that needs none ([NoKey]), is counted too while its body is read
+// and Redis is asked: leave room for what a client may send at once. n is at least 1. Default: no
+// bound.
 func WithMaxWaitersPerPrincipal(n int) Option {
 	return func(m *Middleware) error {
 		if n < 1 {

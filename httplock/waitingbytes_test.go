@@ -180,8 +180,8 @@ func TestWaitingBytes_DoNotBoundReplays(t *testing.T) {
 		bodies = append(bodies, string(got))
 	})
 	defer httplock.TakeWaitingBytes(httplock.DefaultMaxWaitingBytes)()
-	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k1", `{"from": "outside"}`)), http.StatusServiceUnavailable, "waiting-full", true)
-	require.NoError(t, httplock.Replay(h)(t.Context(), message(t, once(t, testbed.OrderPath, "k1", `{"from": "the queue"}`))))
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k1", `{"from": "outside"}`)), http.StatusServiceUnavailable, "waiting-full", true)
+	require.NoError(t, httplock.Replay(h)(t.Context(), message(t, withKey(t, testbed.OrderPath, "k1", `{"from": "the queue"}`))))
 	require.Equal(t, []string{`{"from": "the queue"}`}, bodies)
 }
 

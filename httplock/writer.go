@@ -25,8 +25,8 @@ func (w *writer) Status() int { return cmp.Or(w.status, http.StatusOK) }
 
 func (w *writer) begin(status int) { w.status = cmp.Or(w.status, status) }
 
-// tap is Exchange.Tap.
-func (w *writer) tap(wrap func(http.ResponseWriter) http.ResponseWriter) {
+// tee is Exchange.Tee.
+func (w *writer) tee(wrap func(http.ResponseWriter) http.ResponseWriter) {
 	w.ResponseWriter = wrap(w.ResponseWriter)
 }
 

@@ -7,21 +7,23 @@ import "github.com/perkey-go/perkey/internal/keyring"
 var ErrSealed = keyring.ErrSealed
 
 // Keyring holds the keys of WithEncryption: it is delayqueue.Keyring, where its fields and the rotation of keys
-// are described. Of a Store each outcome counts towards the 2^32 seals of a key. An old key is removed when the longest TTL
-// has passed since another one became Current, and AcceptUnsealed has outcomes used that are not sealed, for as long as there are such.
+// are described. In a Store each outcome counts towards the 2^32 seals of a key. An old key can be removed when
+// the longest TTL has passed since another one became Current. AcceptUnsealed lets the Store use outcomes that
+// are not sealed.
 type Keyring = keyring.Keyring
 
-// WithEncryption has the Store seal outcomes with AES-256-GCM before they go to Redis, so that who reads Redis does
-// not read them, and who writes there cannot make them up, change them, or move them to another record. Default: they are
-// stored as they are.
+// WithEncryption makes the Store seal outcomes with AES-256-GCM: whoever reads Redis cannot read
+// them, and whoever writes to Redis cannot forge them, change them, or move them to another record.
+// Default: outcomes are stored as they are.
 //
-// Names, fingerprints and tickets are not hidden: names and fingerprints are hashes, but who can guess
-// a whole request can tell from its fingerprint that it was made. Who writes to Redis can remove a record, so that its work
-// runs again.
+// Names, fingerprints and tickets are not hidden: names and fingerprints are hashes, but a
+// fingerprint confirms a correct guess of the whole request. Whoever writes to Redis can remove a
+// record, so that its work runs again.
 //
-// All processes that share the records need it, and the same keys under the same ids. One without stores outcomes
-// as they are, and does not open the others' (ErrSealed). To switch it on, give the Keyring to all processes
-// with AcceptUnsealed, and take that away when the longest TTL has passed since.
+// All processes that share the records need it, and the same keys under the same ids. A process
+// without it stores outcomes as they are, and cannot open sealed ones (ErrSealed). To switch it on,
+// give all processes the Keyring with AcceptUnsealed, and remove AcceptUnsealed when the longest
+// TTL has passed.
 func WithEncryption(keys Keyring) Option {
 	keys = keyring.Clone(keys) // the Option may be used long after
 	return func(s *Store) (err error) {

@@ -5,16 +5,16 @@ import (
 	"errors"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// Observer is told what a Store does, on the goroutine that does it and on several at once. Its methods must
-// be safe for concurrent use and quick, and must not call the Store; what they panic with is logged. Embed
-// [NopObserver], so that new methods do not break yours.
+// Observer gets the events of a Store. Its methods are called on the goroutines that call
+// the Store: they must be safe for concurrent use, return quickly, and not call the
+// Store. A panic is logged. Embed [NopObserver], so that new methods do not break yours.
 type Observer interface {
-	// OnEvent: a call of the Store has ended. One request may make several calls: one that waits for its key looks
-	// before that, and begins after it.
+	// OnEvent is called when a call of the Store has ended. One request may make several calls: a
+	// request that waits for its key calls Lookup before and Begin after the wait.
 	OnEvent(ctx context.Context, e Event)
 }
 
@@ -26,10 +26,11 @@ var _ Observer = NopObserver{}
 // OnEvent does nothing.
 func (NopObserver) OnEvent(context.Context, Event) {}
 
-// EventKind is what an Event is about. The kinds are few and fixed: they make good metric labels.
+// EventKind is how a call of the Store ended. The kinds are few and fixed: they make good metric
+// labels.
 type EventKind string
 
-// What a call of the Store can end with.
+// The kinds of events.
 const (
 	// EventBegun: Begin let the caller run the work.
 	EventBegun EventKind = "begun"
@@ -51,20 +52,20 @@ const (
 	EventError EventKind = "error"
 )
 
-// Event tells of a call of the Store. There is none of a Lookup or Forget that finds nothing, of a Lookup that finds only a
-// ticket that has expired, or of one without a fingerprint.
+// Event is the end of a call of the Store. There is no Event for a Lookup or Forget that finds
+// nothing, for a Lookup that finds only an expired ticket, or for a Lookup without a fingerprint.
 type Event struct {
 	Kind EventKind
-	// Name is the Work's. It is for logs, and makes a poor metric label.
+	// Name is the Work's name. It is for logs, and makes a poor metric label.
 	Name string
 	// Err is the call's error.
 	Err error
 }
 
-// WithObserver has o told what the Store does.
+// WithObserver sets an Observer, which gets the Store's events.
 func WithObserver(o Observer) Option {
 	return func(s *Store) error {
-		if absent.Is(o) {
+		if nilcheck.IsNil(o) {
 			return invalid("WithObserver: the observer is nil")
 		}
 		s.observer = o

@@ -11,19 +11,19 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/keyring"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// What a Store answers beside core.ErrUnavailable and the caller's ctx's error.
+// Errors of a Store, beside core.ErrUnavailable and the error of the caller's ctx.
 var (
 	// ErrDiffers: the key was used for work with another fingerprint.
 	ErrDiffers = errors.New("the idempotency key was used for other work")
-	// ErrOvertaken: somebody whose fence is greater has begun the work: the caller's
-	// lease is lost, whether it knows or not.
+	// ErrOvertaken: a holder with a greater fence has begun the work. The caller's lease is lost,
+	// whether or not it has noticed.
 	ErrOvertaken = errors.New("a later holder has begun the work")
 )
 
@@ -64,8 +64,8 @@ type Store struct {
 // Option configures a Store.
 type Option func(*Store) error
 
-// WithPrefix sets what the names of records in Redis begin with. Default "perkey"; give
-// it what core.WithPrefix has.
+// WithPrefix sets the prefix of the records' keys in Redis. Default "perkey"; it should be that of
+// core.WithPrefix.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) error {
 		if !ident.ValidPrefix(prefix) {
@@ -77,7 +77,7 @@ func WithPrefix(prefix string) Option {
 }
 
 // WithTTL sets how long a record is remembered after it was begun, parked or finished
-// last. It should be longer than clients go on trying, and than the work takes.
+// last. It should be longer than clients keep trying, and longer than the work takes.
 // Default 24 h; 1 s to 90 days.
 func WithTTL(ttl time.Duration) Option {
 	return func(s *Store) error {
@@ -89,10 +89,10 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// New makes a Store on rdb, which stays the caller's to close. It does not talk to
-// Redis. Its error wraps core.ErrInvalidOption.
+// New returns a Store on rdb, which the caller closes. It does not talk to Redis. Its error wraps
+// core.ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, invalid("New: the redis client is nil")
 	}
 	s := &Store{rdb: rdb, prefix: ident.DefaultPrefix, ttl: DefaultTTL}
@@ -107,39 +107,41 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
-// Work is one piece of work.
+// Work identifies one piece of work.
 type Work struct {
-	// Name is what the record is found by: the client's key, and everything that keeps
-	// it apart from the same key of others. It becomes part of a name in Redis, so it
-	// should be a hash: a key is the client's secret.
+	// Name identifies the record: the client's key, and everything that tells it from the same key
+	// of others. It becomes part of a key in Redis, so it should be a hash: the client's key is a
+	// secret.
 	Name string
-	// Fingerprint is a hash of what was asked for. It is never empty, but in a Lookup whatever was asked for.
+	// Fingerprint is a hash of what was requested. Only Lookup takes an empty one, which matches
+	// every record.
 	Fingerprint string
 }
 
-// NameOf is the Name of a request's Work, as package httplock makes it: of its route (httplock.Exchange.Name, as
-// observers have it, such as "POST /orders/{id}", or method and path if that is empty), of who sent it, as the principal
-// function returns it, empty if there is none, and of its Idempotency-Key without quotes.
+// NameOf returns the Name of a request's Work, as package httplock makes it. route is
+// httplock.Exchange.Name, such as "POST /orders/{id}", or method and path if that is empty;
+// principal is what the principal function returned, empty if there is none; key is the
+// Idempotency-Key without quotes.
 func NameOf(route, principal, key string) string {
 	return ident.Hash([]byte(route), []byte(principal), []byte(key))
 }
 
 // Record is what is known of a Work.
 type Record struct {
-	// Found: there is one.
+	// Found reports that there is a record.
 	Found bool
-	// Begun: somebody began to run it, who may have died since.
+	// Begun reports that a holder began the work. It may have died since.
 	Begun bool
-	// Outcome is what came of it. Nil: it was not finished.
+	// Outcome is what Finish stored. Nil: the work was not finished.
 	Outcome []byte
-	// Ticket is what it was parked under last. Its ID is empty if it never was.
+	// Ticket is the ticket under which the work was parked last. Its ID is empty if it never was.
 	Ticket core.Ticket
 }
 
-// Begin records that the work is to run now, under the fence of the caller's lease. A
-// nil outcome and a nil error say that the caller is to run it; an outcome is what came
-// of it already. It may be called again under the same fence. The caller holds the lease
-// until after Finish. It blocks for one round trip.
+// Begin records that the work runs now, under the fence of the caller's lease, or returns its
+// stored outcome. A nil outcome with a nil error: the caller is to run the work, and keeps the
+// lease until after Finish. Begin may be called again under the same fence. It blocks for one round
+// trip.
 func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte, err error) {
 	done := EventBegun
 	defer func() { s.observe(ctx, w.Name, done, err) }()
@@ -154,8 +156,8 @@ func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte,
 	return outcome, nil
 }
 
-// Finish records what came of the work, which was begun under the same fence. An outcome
-// is not empty. It may be called again. It blocks for one round trip.
+// Finish stores the outcome of work that was begun under the same fence. outcome must not be empty.
+// Finish may be called again. It blocks for one round trip.
 func (s *Store) Finish(ctx context.Context, w Work, fence int64, outcome []byte) error {
 	_, err := s.run(ctx, "finish", finishScript, w, fence, s.ttl.Milliseconds(), s.seal(w, outcome))
 	s.observe(ctx, w.Name, EventStored, err)
@@ -170,8 +172,9 @@ func (s *Store) Parked(ctx context.Context, w Work, t core.Ticket) error {
 	return err
 }
 
-// Lookup tells what is known of the work, whatever it was if it has no fingerprint. If its outcome cannot be opened, the error matches
-// ErrSealed, and the rest of the Record is there. It blocks for one round trip.
+// Lookup returns the record of the work. Without a fingerprint in w, the stored fingerprint is not
+// compared. If the outcome cannot be opened, the error matches ErrSealed, and the rest of the
+// Record is returned with it. It blocks for one round trip.
 func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 	if w.Fingerprint != "" {
 		defer func() { s.observe(ctx, w.Name, r.event(), err) }()
@@ -199,16 +202,18 @@ func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 	return r, nil
 }
 
-// Forget removes a record, and reports whether there was one: its work runs again if it is asked for again. Work that is under way
-// is not stopped: its Finish makes a record anew. It blocks for one round trip.
+// Forget removes a record, and reports whether there was one: the work runs again if it is
+// requested again. Work that is under way is not stopped: its Finish creates the record again. It
+// blocks for one round trip.
 func (s *Store) Forget(ctx context.Context, name string) (forgotten bool, err error) {
 	return s.forget(ctx, name, func(ctx context.Context) (int64, error) {
 		return s.rdb.Del(ctx, s.name(name)).Result()
 	})
 }
 
-// ForgetIf is Forget for a record that is still as Lookup has seen it: parked, begun or with an outcome. It reports false, and
-// removes nothing, if there is none or it is not so any more. After an error it may have been removed.
+// ForgetIf is Forget for a record that is still as Lookup returned it: parked, begun or with an
+// outcome. It reports false, and removes nothing, if there is none or it has changed. After an
+// error it may have been removed.
 func (s *Store) ForgetIf(ctx context.Context, name string, seen Record) (forgotten bool, err error) {
 	if !seen.Found {
 		return false, nil

@@ -32,7 +32,7 @@ const orderKey = "order:7"
 
 // service is a service of perkey's behind a server, with one route for each policy, and a client.
 type service struct {
-	*testbed.Bed
+	*testbed.Fixture
 	queue   *delayqueue.Queue
 	handler http.Handler // what the server serves
 	router  http.Handler // what replays go through
@@ -82,7 +82,7 @@ func eachService(t *testing.T, test func(t *testing.T, s *service)) {
 // come back much later.
 func newService(t *testing.T, env *redistest.Env, f framework, opts ...delayqueue.Option) *service {
 	t.Helper()
-	s := &service{Bed: testbed.New(t, env, core.WithTTL(3*time.Second))}
+	s := &service{Fixture: testbed.New(t, env, core.WithTTL(3*time.Second))}
 	var err error
 	s.queue, err = delayqueue.New(s.Redis, "work", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)

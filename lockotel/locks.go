@@ -9,17 +9,18 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // minWait is how long a call must have waited for a span, if it got its key.
 const minWait = time.Millisecond
 
-// Locks returns an observer for Lockers, [core.WithObserver], that makes spans of calls that waited for their key or were
-// refused it, and then tells next. A nil next is [core.DefaultObserver]: lost leases and warnings are logged as without an
+// Locks returns an observer for Lockers, [core.WithObserver], that makes spans of calls
+// that waited for their key or were refused it, and then passes events to next. A nil
+// next is [core.DefaultObserver]: lost leases and warnings are logged as without an
 // observer.
 func Locks(next core.Observer, opts ...Option) core.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = core.DefaultObserver(nil)
 	}
 	return &locks{next, configure(opts)}

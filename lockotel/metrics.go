@@ -11,11 +11,11 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-// Producer produces the metrics of a Recorder for a reader of OpenTelemetry's SDK, whenever that collects: calls cost nothing
-// more than the Recorder does. It implements the SDK's metric.Producer, and is safe for concurrent use.
+// Producer is a metric.Producer of OpenTelemetry's SDK: it produces the metrics of a Recorder
+// whenever a reader collects, and adds nothing to the cost of calls. It is safe for concurrent use.
 type Producer struct{ recorder *ops.Recorder }
 
-// NewProducer makes a Producer, for metric.WithProducer. A nil recorder has counted nothing.
+// NewProducer returns a Producer, for metric.WithProducer. A nil recorder has no figures.
 func NewProducer(recorder *ops.Recorder) *Producer {
 	if recorder == nil {
 		recorder = ops.NewRecorder()
@@ -23,7 +23,7 @@ func NewProducer(recorder *ops.Recorder) *Producer {
 	return &Producer{recorder}
 }
 
-// Produce returns all of [ops.Metrics] that have a value. It has no error.
+// Produce returns all of [ops.Metrics] that have a value. Its error is always nil.
 func (p *Producer) Produce(context.Context) ([]metricdata.ScopeMetrics, error) {
 	s := p.recorder.Snapshot()
 	byName := map[string][]ops.Sample{}

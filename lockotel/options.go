@@ -6,7 +6,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // ScopeName is the instrumentation scope of the spans.
@@ -22,10 +22,11 @@ type options struct {
 	roots    bool
 }
 
-// WithTracerProvider sets the provider of the tracer. Default, and for nil: the global one, also if it is set later.
+// WithTracerProvider sets the tracer provider. Default, and for nil: the global one, even if it is
+// set later.
 func WithTracerProvider(provider trace.TracerProvider) Option {
 	return func(o *options) {
-		if !absent.Is(provider) {
+		if !nilcheck.IsNil(provider) {
 			o.provider = provider
 		}
 	}
@@ -35,7 +36,7 @@ func WithTracerProvider(provider trace.TracerProvider) Option {
 // keys are often personal data.
 func WithKeys() Option { return func(o *options) { o.keys = true } }
 
-// WithRootSpans has calls for a key traced whose ctx has no span. Default: they have none.
+// WithRootSpans also traces calls for a key whose ctx has no span. Default: they have no span.
 func WithRootSpans() Option { return func(o *options) { o.roots = true } }
 
 func configure(opts []Option) options {

@@ -8,15 +8,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Queues returns an observer for queues, [delayqueue.WithQueueObserver], that makes a PRODUCER span around each call to
-// store a job, parked or enqueued, and then tells next. The job's Trace becomes the span's context, for [Middleware] to link
-// to; a Trace that the caller gave is the span's parent if the ctx has none, and otherwise is linked unless it is of the same trace.
-// A nil next is [delayqueue.DefaultObserver]: warnings are logged as without an observer.
+// store a job, parked or enqueued, and then passes events to next. The job's Trace becomes the span's context, for
+// [Middleware] to link to; a Trace that the caller gave is the span's parent if the ctx has no span; otherwise it is
+// linked, unless it belongs to the same trace. A nil next is [delayqueue.DefaultObserver]: warnings are logged as
+// without an observer.
 func Queues(next delayqueue.Observer, opts ...Option) delayqueue.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = delayqueue.DefaultObserver()
 	}
 	return &queues{next, configure(opts)}
@@ -66,11 +67,13 @@ func (o *queues) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	o.Observer.OnEnqueued(ctx, e)
 }
 
-// Middleware wraps a Worker's handler, [delayqueue.WithMiddleware], in a CONSUMER span with a link to the span that stored
-// the message: give it first, so that it is the outermost. queue is the queue's name. The handler's ctx has the span, and its message's Trace is that of the span.
+// Middleware returns middleware, for [delayqueue.WithMiddleware], that wraps a Worker's handler in
+// a CONSUMER span with a link to the span that stored the message: give it first, so that it is the
+// outermost. queue is the queue's name. The handler's ctx has the span, and so does its message's
+// Trace.
 //
-// The span is a new trace, unless ctx has a span. Its outcome is what [delayqueue.OutcomeOf] says of the handler's error:
-// a conflict and HandBack are no errors.
+// The span is a new trace, unless ctx has a span. Its outcome is [delayqueue.OutcomeOf] of the
+// handler's error: a conflict and HandBack are not errors.
 func Middleware(queue string, opts ...Option) delayqueue.Middleware {
 	o := configure(opts)
 	return func(next delayqueue.Handler) delayqueue.Handler {

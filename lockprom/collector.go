@@ -15,7 +15,8 @@ import (
 // statsTimeout is how long a scrape waits for a queue's Redis.
 const statsTimeout = time.Second
 
-// Collector collects the metrics of a Recorder, and of queues. It is safe for concurrent use.
+// Collector is a prometheus.Collector of the metrics of a Recorder, and of queues. It is safe for
+// concurrent use.
 type Collector struct {
 	recorder *ops.Recorder
 	queues   []*delayqueue.Queue
@@ -23,9 +24,10 @@ type Collector struct {
 
 var _ prometheus.Collector = (*Collector)(nil)
 
-// New makes a Collector of what recorder counts and of what Redis says of queues, of which there may be none. Each
-// scrape asks for [delayqueue.Queue.Stats] of each of them once, and waits for a second at most. Of queues of one
-// name only the first is collected. A nil recorder has counted nothing.
+// New returns a Collector of what recorder counts, and of what Redis says of queues, if
+// any. Each scrape calls [delayqueue.Queue.Stats] of each of them once, and waits for a
+// second at most. Of queues with the same name only the first is collected. A nil
+// recorder has no figures.
 func New(recorder *ops.Recorder, queues ...*delayqueue.Queue) *Collector {
 	if recorder == nil {
 		recorder = ops.NewRecorder()

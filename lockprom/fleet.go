@@ -17,9 +17,11 @@ import (
 // maxFleetQueues bounds the time series.
 const maxFleetQueues = 100
 
-// FleetCollector collects what Redis says of all queues under a prefix, and what processes with an [ops.Beacon] hold, wait for and work
-// on. It is for a process that is not of the services, as perkey exporter. It has no counters of calls: their sum over processes falls when one
-// ends, which Prometheus takes for a restart of all of them; those are for a [Collector] in each process. It is safe for
+// FleetCollector is a prometheus.Collector of what Redis says of all queues under a
+// prefix, and of what processes with an [ops.Beacon] hold, wait for and work on. It is
+// for a process that is not one of the services, such as perkey exporter. It has no
+// counters of calls, which need a [Collector] in each process: their sum over processes
+// falls when one ends, which Prometheus would read as a restart of all. It is safe for
 // concurrent use.
 type FleetCollector struct {
 	rdb    redis.UniversalClient
@@ -31,9 +33,9 @@ type FleetCollector struct {
 
 var _ prometheus.Collector = (*FleetCollector)(nil)
 
-// NewFleet makes a FleetCollector of a prefix, the empty one being the default. Each scrape finds the queues, the first 100 by their
-// names, asks each for [delayqueue.Queue.Stats], and calls [ops.ReadFleet]; it waits for 2 s at most. A queue that was found before has
-// perkey_queue_up 0 while Redis does not answer. rdb stays the caller's to close.
+// NewFleet returns a FleetCollector of a prefix, the empty one being the default. Each scrape finds the queues, the
+// first 100 by their names, asks each for [delayqueue.Queue.Stats], and calls [ops.ReadFleet]; it waits for 2 s at
+// most. While Redis does not answer, queues that were found before have perkey_queue_up 0. The caller closes rdb.
 func NewFleet(rdb redis.UniversalClient, prefix string) *FleetCollector {
 	return &FleetCollector{rdb: rdb, prefix: cmp.Or(prefix, ident.DefaultPrefix)}
 }

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// IntAliases returns ways to write one whole number in a path: 42, 042, +42, 0042, %34%32, and with spaces around it.
-// The first is the usual one.
+// IntAliases returns spellings of one whole number in a path: 42, 042, +42, 0042, %34%32, and with
+// spaces around it. The first is the usual one.
 func IntAliases(id int) []string {
 	sign, digits := "", strconv.Itoa(id)
 	if id < 0 {
@@ -26,8 +26,9 @@ func IntAliases(id int) []string {
 	return aliases
 }
 
-// UUIDAliases returns ways to write one UUID in a path: in lower and upper case, without hyphens, in braces, behind
-// urn:uuid:, percent-encoded, and with a space behind it. id has hyphens; the first alias is in lower case.
+// UUIDAliases returns spellings of one UUID in a path: in lower and upper case, without hyphens, in braces,
+// behind urn:uuid:, percent-encoded, and with a space behind it. id has hyphens; the first alias is in
+// lower case.
 func UUIDAliases(id string) []string {
 	lower, upper := strings.ToLower(id), strings.ToUpper(id)
 	return []string{
@@ -48,14 +49,16 @@ func escaped(s string) string {
 // settling is how long requests that are not answered have to reach the handler that they must not reach.
 var settling = 250 * time.Millisecond
 
-// RequireOneAtATime fails the test if two requests for one thing run at once because their ids are written in two ways.
-// route builds the service's route around work, which stands for what must not run twice at a time: a handler of its own, or
-// what the real one calls once it knows the id. request makes the request for an alias of the id; [IntAliases] and
-// [UUIDAliases] return some.
+// RequireOneAtATime fails the test if two requests for one thing run at once because they
+// spell its id differently. route builds the service's route around work, which stands
+// for what must not run twice at a time: a handler of its own, or what the real handler
+// calls when it knows the id. request makes the request for an alias of the id;
+// [IntAliases] and [UUIDAliases] return some.
 //
-// The first alias must reach work, and keeps its key. Then all others are sent at once: those that are refused, for
-// their key or as no id, and those that wait are as they should be; one that reaches work fails the test. Those that wait have
-// their turn then, one at a time. The policy may be any; a guard that is made for several at once fails.
+// The first alias must reach work, and keeps its key. Then all others are sent at once. A request
+// that is refused, for its key or as an invalid id, or that waits is right; one that reaches work
+// fails the test. Then those that wait run, one at a time. Any policy will do; a guard for several
+// at a time fails the test.
 func RequireOneAtATime(t TB, route func(work http.Handler) http.Handler, request func(alias string) *http.Request, aliases ...string) {
 	t.Helper()
 	if len(aliases) < 2 {

@@ -12,10 +12,10 @@ var expireSource string
 
 var expireScript = redis.NewScript(expireSource)
 
-// Expire ends all leases of key in Redis, as if their time was up: like those of a process
-// that died a TTL ago. A call that waits for the key gets it within 1 to 5 s; a holder
-// that lives finds out at its next renewal, a third of its TTL away at most. It fails
-// the test if nobody holds the key.
+// Expire ends all leases of key in Redis, like those of a process that died a TTL ago. A
+// call that waits for the key gets it within 1 to 5 s; a living holder loses its lease at
+// its next renewal, at most a third of its TTL later. It fails the test if nobody holds
+// the key.
 func (r *Redis) Expire(t TB, key string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)

@@ -20,7 +20,7 @@ import (
 
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-func TestAHeldKeyIsAConflictUntilItIsReleased(t *testing.T) {
+func TestHold_IsAConflictUntilReleased(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
 		redis.RequireFree(t, "k")
@@ -38,7 +38,7 @@ func TestAHeldKeyIsAConflictUntilItIsReleased(t *testing.T) {
 	})
 }
 
-func TestHoldTakesTheModeOfItsOptionsAndWaitsForItsTurn(t *testing.T) {
+func TestHold_TakesTheModeOfItsOptionsAndWaits(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
 		redis.Hold(t, "k", core.Shared())
@@ -59,7 +59,7 @@ func TestHoldTakesTheModeOfItsOptionsAndWaitsForItsTurn(t *testing.T) {
 	})
 }
 
-func TestHeldKeysAreFreeWhenTheTestEnds(t *testing.T) {
+func TestHold_EndsWithTheTest(t *testing.T) {
 	redis := locktest.New(t)
 	require.Empty(t, failure(func(t locktest.TB) {
 		redis.Hold(t, "held")
@@ -72,7 +72,7 @@ func TestHeldKeysAreFreeWhenTheTestEnds(t *testing.T) {
 	redis.RequireFree(t, "stolen")
 }
 
-func TestAHolderIsToldThatItsKeyWasStolen(t *testing.T) {
+func TestSteal_EndsTheHoldersContext(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
 		lease, err := locker.TryAcquire(t.Context(), "k")
@@ -92,7 +92,7 @@ func TestAHolderIsToldThatItsKeyWasStolen(t *testing.T) {
 	})
 }
 
-func TestAStolenKeyGoesToTheThiefAndThenToThoseWhoWaited(t *testing.T) {
+func TestSteal_HoldsTheKeyBeforeThoseThatWait(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		var readers []*core.Lease
 		for _, locker := range []*core.Locker{redis.Locker(t), redis.Locker(t)} {
@@ -125,7 +125,7 @@ func TestAStolenKeyGoesToTheThiefAndThenToThoseWhoWaited(t *testing.T) {
 	})
 }
 
-func TestATheftLeavesAReservationForParkedWork(t *testing.T) {
+func TestSteal_LeavesAReservationForParkedWork(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
 		lease, err := locker.TryAcquire(t.Context(), "k")
@@ -142,7 +142,7 @@ func TestATheftLeavesAReservationForParkedWork(t *testing.T) {
 	})
 }
 
-func TestAnExpiredKeyGoesToWhoWaitsAndItsHolderFindsOut(t *testing.T) {
+func TestExpire_HandsTheKeyOnAndItsHolderFindsOut(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		dead, other := redis.Locker(t, core.WithTTL(time.Second)), redis.Locker(t)
 		lease, err := dead.TryAcquire(t.Context(), "k")
@@ -169,7 +169,7 @@ func TestAnExpiredKeyGoesToWhoWaitsAndItsHolderFindsOut(t *testing.T) {
 	})
 }
 
-func TestAllLeasesOfAKeyExpireTogether(t *testing.T) {
+func TestExpire_EndsAllLeasesOfAKey(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		release := redis.Hold(t, "k", core.Shared())
 		redis.Hold(t, "k", core.Shared())
@@ -203,7 +203,7 @@ func TestTimeCanBeSetForward(t *testing.T) {
 	require.NoError(t, next.Release(t.Context()))
 }
 
-func TestRedisGoesAwayAndComesBack(t *testing.T) {
+func TestDown_EndsAtUp(t *testing.T) {
 	redis := locktest.New(t)
 	locker := redis.Locker(t, core.WithTTL(time.Second))
 	lease, err := locker.TryAcquire(t.Context(), "k")
@@ -223,7 +223,7 @@ func TestRedisGoesAwayAndComesBack(t *testing.T) {
 }
 
 // A script must not be torn in two by an outage.
-func TestAnOutageDoesNotTearAScript(t *testing.T) {
+func TestDown_DoesNotTearAScript(t *testing.T) {
 	redis := locktest.New(t)
 	began := redis.Client().Subscribe(t.Context(), "began")
 	t.Cleanup(func() { _ = began.Close() })
@@ -244,7 +244,7 @@ func TestAnOutageDoesNotTearAScript(t *testing.T) {
 	require.Equal(t, "20000", redis.Client().Get(t.Context(), "n").Val())
 }
 
-func TestPolicyDecidesAsToldAndRemembers(t *testing.T) {
+func TestPolicy_DecidesAsGivenAndRecords(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		release := redis.Hold(t, "k")
 		policy := &locktest.Policy{Decisions: []core.Decision{core.RetryAfter(time.Millisecond), core.Deferred(core.Ticket{ID: "t1"})}}
@@ -303,7 +303,7 @@ func TestAPrefixIsOneOfItsOwn(t *testing.T) {
 	_ = lease.Release(t.Context())
 }
 
-func TestAServiceCanMakeItsOwnClient(t *testing.T) {
+func TestAddr_IsForClientsOfTheService(t *testing.T) {
 	redis := locktest.New(t)
 	rdb := goredis.NewClient(&goredis.Options{Addr: redis.Addr()})
 	t.Cleanup(func() { _ = rdb.Close() })
@@ -317,7 +317,7 @@ func TestAServiceCanMakeItsOwnClient(t *testing.T) {
 	require.Same(t, rdb, locktest.On(t, rdb).Client())
 }
 
-func TestWhatIsNotAsRequiredFailsTheTest(t *testing.T) {
+func TestRequire_FailsTheTestUnlessItHolds(t *testing.T) {
 	redis := locktest.New(t)
 	locktest.SetPatience(t, time.Second)
 	redis.Hold(t, "held")

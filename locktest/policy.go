@@ -8,14 +8,14 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// Policy is a core.ConflictPolicy that decides as it was told, and remembers each conflict
-// that it was asked about. The zero Policy rejects. It is used by its address, and is safe
-// for concurrent use; its fields are set before the first conflict.
+// Policy is a core.ConflictPolicy that returns given decisions, and records each conflict. The zero
+// Policy rejects. Use a pointer to it, and set its fields before the first conflict; then it is
+// safe for concurrent use.
 type Policy struct {
-	// Decisions are given one after the other, whichever calls ask.
+	// Decisions are returned one after the other, whichever calls ask.
 	Decisions []core.Decision
-	// Then decides when all Decisions were given: a policy under test, perhaps. Nil:
-	// the call is rejected.
+	// Then decides when all Decisions were returned; it can be a policy under test. Nil: the call
+	// is rejected.
 	Then core.ConflictPolicy
 
 	mu        sync.Mutex
@@ -38,7 +38,7 @@ func (p *Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision
 	}
 }
 
-// Validate reports what Then, if it is a core.Validator, finds wrong with itself.
+// Validate returns the error of Then's Validate, if Then is a core.Validator.
 func (p *Policy) Validate() error {
 	if v, ok := p.Then.(core.Validator); ok {
 		return v.Validate()
@@ -58,8 +58,8 @@ func (p *Policy) Conflicts() []core.Conflict {
 	return slices.Clone(p.conflicts)
 }
 
-// RequireConflicts fails the test unless there were n conflicts at least, or are within ten
-// seconds.
+// RequireConflicts fails the test unless there are at least n conflicts within ten seconds, earlier
+// ones included.
 func (p *Policy) RequireConflicts(t TB, n int) {
 	t.Helper()
 	if done, _ := eventually(func(context.Context) (bool, error) { return len(p.Conflicts()) >= n, nil }); !done {

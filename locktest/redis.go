@@ -10,9 +10,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
-// TB is what this package needs of a test. A *testing.T, a *testing.B and a *testing.F
-// are one, and so is what other test frameworks have in their place. As with those, it is
-// for the test's own goroutine.
+// TB is what this package needs of a test: *testing.T, *testing.B and *testing.F implement it. Like
+// those, it is for the test's own goroutine.
 type TB interface {
 	Helper()
 	Cleanup(f func())
@@ -22,9 +21,8 @@ type TB interface {
 // waitTimeout is how long this package waits for what must come.
 var waitTimeout = 10 * time.Second
 
-// Redis is a Redis for a test, together with somebody else who takes keys there. It is
-// safe for concurrent use; each of its methods that takes a TB must be given the one of
-// the test, or subtest, that calls it.
+// Redis is a Redis for a test, together with a rival that takes keys there. It is safe for
+// concurrent use; give each method the TB of the test or subtest that calls it.
 //
 // The zero Redis is not useful: use New or On.
 type Redis struct {
@@ -38,11 +36,11 @@ type Redis struct {
 // Option configures a Redis.
 type Option func(*Redis)
 
-// WithPrefix sets the prefix of the keys that this Redis is about: the one that
-// the service under test gives to core.WithPrefix. Default "perkey".
+// WithPrefix sets the prefix under which this Redis holds and checks keys: the one that the service
+// under test gives to core.WithPrefix. Default "perkey".
 func WithPrefix(prefix string) Option { return func(r *Redis) { r.prefix = prefix } }
 
-// New starts a Redis in this process, which ends with the test.
+// New starts a Redis in this process, which stops when the test ends.
 func New(t TB, opts ...Option) *Redis {
 	t.Helper()
 	server, err := embedded.Start()
@@ -58,8 +56,8 @@ func New(t TB, opts ...Option) *Redis {
 	return r
 }
 
-// On is about the Redis of rdb, which stays the caller's to close, after the test.
-// Tests that run there at the same time keep apart by keys or prefixes.
+// On returns a Redis over rdb, which the caller closes, after the test. Tests that run there at the
+// same time need different keys or prefixes.
 func On(t TB, rdb redis.UniversalClient, opts ...Option) *Redis {
 	t.Helper()
 	r := &Redis{rdb: rdb, prefix: "perkey"}
@@ -76,13 +74,13 @@ func On(t TB, rdb redis.UniversalClient, opts ...Option) *Redis {
 // Client returns a client of the Redis, which is closed with the test.
 func (r *Redis) Client() redis.UniversalClient { return r.rdb }
 
-// Addr is where a Redis of New listens, for services that make their own client. It is
-// empty for one of On.
+// Addr returns the address of a Redis of New, for services that make their own client. It is empty
+// for a Redis of On.
 func (r *Redis) Addr() string { return r.addr }
 
-// Locker makes a Locker on this Redis, under its prefix, which is closed with the test.
-// Each is like another replica of the service. A short core.WithTTL lets a lease that
-// expired be noticed earlier.
+// Locker returns a new Locker on this Redis, under its prefix, which is closed with the
+// test. Each is like another replica of the service. With a short core.WithTTL an expired
+// lease is noticed earlier.
 func (r *Redis) Locker(t TB, opts ...core.Option) *core.Locker {
 	t.Helper()
 	l, err := core.New(r.rdb, append([]core.Option{core.WithPrefix(r.prefix)}, opts...)...)

@@ -10,29 +10,28 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// RequireHeld fails the test unless somebody holds key, or does so within ten seconds.
+// RequireHeld fails the test unless, within ten seconds, somebody holds key.
 func (r *Redis) RequireHeld(t TB, key string) {
 	t.Helper()
 	r.require(t, key, "is held", func(k *core.KeyInfo) bool { return !k.Free() })
 }
 
-// RequireFree fails the test unless nobody holds key, or waits for it, and it is not
-// reserved, or all that is so within ten seconds.
+// RequireFree fails the test unless, within ten seconds, nobody holds key or waits for it, and it
+// is not reserved.
 func (r *Redis) RequireFree(t TB, key string) {
 	t.Helper()
 	r.require(t, key, "is free", func(k *core.KeyInfo) bool { return k.Free() && k.Waiting == 0 && k.Reserved == 0 })
 }
 
-// RequireWaiting fails the test unless a call waits for key in Redis, or does so within
-// ten seconds. A call that waits for another one of its own Locker does so in its process,
-// and does not count.
+// RequireWaiting fails the test unless, within ten seconds, a call waits for key in Redis. A call
+// that waits for another one of its own Locker waits in its process, and does not count.
 func (r *Redis) RequireWaiting(t TB, key string) {
 	t.Helper()
 	r.require(t, key, "is waited for", func(k *core.KeyInfo) bool { return k.Waiting > 0 })
 }
 
 // RequireLost fails the test unless ctx ends because its lease was lost, within ten
-// seconds. It is the ctx of a lease, or of work that runs under one.
+// seconds. ctx is that of a lease, or of work that runs under one.
 func RequireLost(t TB, ctx context.Context) { //nolint:revive // as the test's helpers do, it takes the test first
 	t.Helper()
 	select {

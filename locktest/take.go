@@ -10,9 +10,9 @@ import (
 
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-// Hold takes key for somebody else, who releases it at release or when the test
-// ends. It waits for its turn if the key is held, and fails the test if it does not get it
-// in ten seconds. release may be called twice. Options choose the mode: core.Shared is a reader.
+// Hold acquires key for the rival, which holds it until release is called or the test ends. If the
+// key is held it waits, and fails the test if it does not get the key within ten seconds. release
+// may be called twice. Options choose the mode: core.Shared is a reader.
 func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
@@ -24,10 +24,10 @@ func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func
 	return keep(t, lease)
 }
 
-// Steal takes key from those who hold it, for somebody else, who releases it at
-// release or when the test ends. The holders' contexts end with a cause that wraps
-// core.ErrLeaseLost, now or at their next renewal; calls that wait go on waiting. It fails the
-// test if nobody holds the key. release may be called twice.
+// Steal takes key from its holders, for the rival, which holds it until release is called or
+// the test ends. The holders' contexts end with a cause that wraps core.ErrLeaseLost, now or
+// at their next renewal; calls that wait go on waiting. It fails the test if nobody holds the
+// key. release may be called twice.
 func (r *Redis) Steal(t TB, key string) (release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)

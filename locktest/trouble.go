@@ -2,10 +2,10 @@ package locktest
 
 import "time"
 
-// FastForward sets the clock of an embedded Redis forward by d. Leases, reservations
-// and whatever else has its time there come to their ends that much earlier; the clocks of
-// this process know nothing of it. A lease that was granted just now has core.DefaultFirstLease
-// at most, whatever its TTL, until its first renewal. It fails the test on a Redis of On.
+// FastForward sets the clock of an embedded Redis forward by d. Leases, reservations and
+// everything else with a time there end that much earlier; the clocks of this process do
+// not move. A lease that was granted just now has core.DefaultFirstLease at most,
+// whatever its TTL, until its first renewal. It fails the test on a Redis of On.
 func (r *Redis) FastForward(t TB, d time.Duration) {
 	t.Helper()
 	if d < 0 {
@@ -15,11 +15,11 @@ func (r *Redis) FastForward(t TB, d time.Duration) {
 }
 
 // Down makes an embedded Redis unreachable, until up is called or the test ends: each
-// connection is cut at its next command. What Redis holds stays, and runs out meanwhile. up
-// may be called twice. It fails the test on a Redis of On.
+// connection is cut at its next command. What Redis holds stays, and expires meanwhile.
+// up may be called twice. It fails the test on a Redis of On.
 //
-// How soon calls fail then is for the client's time-outs and retries to say: with those
-// of Client, and go-redis's default ones, after a second or two.
+// How soon calls fail then depends on the client's timeouts and retries: with those of Client, and
+// with go-redis's defaults, after a second or two.
 func (r *Redis) Down(t TB) (up func()) {
 	t.Helper()
 	sim := r.simulated(t, "Down")

@@ -12,15 +12,15 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// ErrNotAudited means that a change could not be recorded, so it was not made. The error wraps the cause. If that is a reply that was
-// lost, the Audit may have the change all the same, without an Outcome.
+// ErrNotAudited means that a change could not be recorded, so it was not made. The error wraps the
+// cause. If the reply of Redis was lost, the Audit may still have the change, without an Outcome.
 var ErrNotAudited = errors.New("ops: the audit cannot be written, so nothing was changed")
 
-// ErrInvalidArgument means that a call was given something that cannot work. Nothing was changed.
+// ErrInvalidArgument means that an argument is invalid. Nothing was changed.
 var ErrInvalidArgument = errors.New("ops: invalid argument")
 
 const (
@@ -51,16 +51,16 @@ type Change struct {
 	// ID and At are set by Record. At is by the clock of Redis.
 	ID string
 	At time.Time
-	// Action is what is changed, and Key, or Queue and Message, of what. Each is empty where there is none: an action
-	// on many messages has no Message.
+	// Action is what the operator does, to Key, or to Queue and Message. A field that does not
+	// apply is empty: an action on many messages has no Message.
 	Action              Action
 	Key, Queue, Message string
-	// Detail is how it is changed, and Seen what the operator saw of it before, both as text for people.
+	// Detail describes the change, and Seen what the operator saw before, both as text for people.
 	Detail, Seen string
 	// Who changes it, and Why.
 	Who, Why string
-	// Outcome is how it ended, as text for people. Empty: that is not known, since it is under way, its process died, or Redis's reply
-	// to its record was lost, so that it was not made.
+	// Outcome is how it ended, as text for people. Empty: not known. The change may be under way,
+	// its process may have died, or the reply of Redis to its record was lost, and it was not made.
 	Outcome string
 }
 
@@ -77,7 +77,7 @@ type Audit struct {
 // NewAudit makes an Audit on rdb, which stays the caller's to close. prefix is that of the locks (core.WithPrefix); empty is the default.
 // A nil log is slog.Default. Its error wraps core.ErrInvalidOption.
 func NewAudit(rdb redis.UniversalClient, prefix string, log *slog.Logger) (*Audit, error) {
-	if absent.Is(rdb) {
+	if nilcheck.IsNil(rdb) {
 		return nil, fmt.Errorf("ops: %w: NewAudit: the redis client is nil", core.ErrInvalidOption)
 	}
 	if prefix == "" {
@@ -110,7 +110,7 @@ func (a *Audit) Record(ctx context.Context, c *Change) error {
 	return nil
 }
 
-// Done records how a change ended that was recorded. If it fails, the change has no Outcome.
+// Done records how a recorded change ended. If Redis does not take it, the change has no Outcome.
 func (a *Audit) Done(ctx context.Context, c *Change) {
 	_, err := a.add(context.WithoutCancel(ctx), "of", c.ID, "outcome", c.Outcome)
 	attrs := append(c.attrs(), slog.String("outcome", c.Outcome))

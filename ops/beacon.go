@@ -17,8 +17,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
@@ -50,7 +50,7 @@ func entryKey(prefix, id string) string { return prefix + ":ops:{fleet}:process:
 func indexKey(prefix string) string     { return prefix + ":ops:{fleet}:processes" }
 func watchesKey(prefix string) string   { return prefix + ":ops:{fleet}:watches" }
 
-// Beacon tells Redis of its process, as [ReadFleet] reads it. It has one goroutine until Close.
+// Beacon reports its process to Redis, for [ReadFleet]. It has one goroutine until Close.
 type Beacon struct {
 	rdb      redis.UniversalClient
 	recorder *Recorder
@@ -76,7 +76,8 @@ type Beacon struct {
 // BeaconOption configures a Beacon.
 type BeaconOption func(*Beacon) error
 
-// WithWorkers has the Beacon tell of the process's Workers. It may be given more than once; see also [Beacon.AddWorkers].
+// WithWorkers adds the process's Workers to the reports. It may be given more than once; see also
+// [Beacon.AddWorkers].
 func WithWorkers(workers ...*delayqueue.Worker) BeaconOption {
 	return func(b *Beacon) error {
 		if slices.Contains(workers, nil) {
@@ -87,7 +88,8 @@ func WithWorkers(workers ...*delayqueue.Worker) BeaconOption {
 	}
 }
 
-// WithLockers has the Beacon tell of more Lockers of the process than the one that it is started with: 16 in all. It may be given more than once.
+// WithLockers adds Lockers of the process to the reports, beside the one that the Beacon is started
+// with: 16 in all. It may be given more than once.
 func WithLockers(lockers ...*core.Locker) BeaconOption {
 	return func(b *Beacon) error {
 		if slices.Contains(lockers, nil) {
@@ -100,7 +102,8 @@ func WithLockers(lockers ...*core.Locker) BeaconOption {
 	}
 }
 
-// WithService names the service that the process is of, in 100 bytes at most. Default: the path of its main package.
+// WithService names the process's service, in at most 100 bytes. Default: the path of its main
+// package.
 func WithService(name string) BeaconOption {
 	return func(b *Beacon) error {
 		if name == "" || name != shown(name) {
@@ -111,8 +114,9 @@ func WithService(name string) BeaconOption {
 	}
 }
 
-// WithInterval sets how often the Beacon tells, with a jitter of a tenth. What it told is there for three and a half times as long. Default
-// 10 s, so a process that was killed is no longer shown after 35 s; 100 ms to 1 min.
+// WithInterval sets the time between two reports, with a jitter of a tenth. A report expires after
+// three and a half times as long. Default 10 s, so a process that was killed is no longer shown
+// after 35 s; 100 ms to 1 min.
 func WithInterval(d time.Duration) BeaconOption {
 	return func(b *Beacon) error {
 		if d < minEvery || d > maxEvery {
@@ -123,7 +127,8 @@ func WithInterval(d time.Duration) BeaconOption {
 	}
 }
 
-// WithLogger sets where the Beacon logs that Redis does not take what it tells, and that it does so again: once each. Default: slog's default logger.
+// WithLogger sets where the Beacon logs that Redis does not take its reports, and that it takes
+// them again: once each. Default: slog's default logger.
 func WithLogger(log *slog.Logger) BeaconOption {
 	return func(b *Beacon) error {
 		if log == nil {
@@ -138,17 +143,19 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("ops: %w: %s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
 }
 
-// StartBeacon has the process tell Redis of itself at once, and then every 10 s, until Close: what the Recorder has counted,
-// what the Locker holds and waits for, and who it is. Each time is one call of at most 16 KiB. If that is too little, of
-// each list as many of the first are told as of the others: Process.Cut says how many are left out.
+// StartBeacon returns a Beacon that reports the process to Redis at once, and then every 10 s,
+// until Close: what the Recorder has counted, what the Locker holds and waits for, and which
+// process it is. Each report is one call of at most 16 KiB. If that is too little, each list is cut
+// to the same length: Process.Cut says how many entries are left out.
 //
-// Give each Recorder one Beacon: two would overwrite one another's list of what is watched. The Beacon's id is the Locker's, and its
-// names in Redis begin with the Locker's prefix. rdb stays the caller's to close, after the Beacon; it may be another Redis than that
-// of the locks, and is where ReadFleet has to look. While it does not answer the Beacon tries again at its interval, one call at a
-// time. StartBeacon does not wait for Redis. Its error wraps [core.ErrInvalidOption].
+// Give each Recorder one Beacon: two would overwrite one another's list of what is watched. The Beacon's id is the
+// Locker's, and its names in Redis begin with the Locker's prefix. rdb stays the caller's to close, after the Beacon;
+// it may be another Redis than that of the locks, and is the one to give to ReadFleet. While it does not answer, the
+// Beacon tries again at its interval, one call at a time. StartBeacon does not wait for Redis. Its error wraps
+// [core.ErrInvalidOption].
 func StartBeacon(rdb redis.UniversalClient, recorder *Recorder, locker *core.Locker, opts ...BeaconOption) (*Beacon, error) {
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return nil, invalid("StartBeacon: the redis client is nil")
 	case recorder == nil:
 		return nil, invalid("StartBeacon: the recorder is nil")
@@ -194,7 +201,8 @@ func (b *Beacon) describe() entry {
 	return e
 }
 
-// AddWorkers has the Beacon tell of more Workers of the process, from the next time on. It is safe for concurrent use.
+// AddWorkers adds more Workers of the process to the Beacon's reports, from the next one on. It is
+// safe for concurrent use.
 func (b *Beacon) AddWorkers(workers ...*delayqueue.Worker) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,9 +213,10 @@ func (b *Beacon) AddWorkers(workers ...*delayqueue.Worker) {
 	}
 }
 
-// Close ends the Beacon, and has Redis forget the process. It waits 2 s for a command that go-redis has under way: then it
-// returns an error that wraps [context.DeadlineExceeded], and the Beacon's goroutine ends when go-redis gives up. It may be
-// called twice.
+// Close ends the Beacon and removes its report from Redis. It waits up to 2 s for a
+// command that go-redis has under way; after that it returns an error that wraps
+// [context.DeadlineExceeded], and the Beacon's goroutine ends when go-redis gives up. It
+// may be called twice.
 func (b *Beacon) Close() error {
 	b.cancel()
 	timer := time.NewTimer(beaconTimeout)
@@ -261,9 +270,9 @@ func (b *Beacon) tell() {
 	if failed := err != nil; failed != b.failed {
 		b.failed = failed
 		if failed {
-			b.log.Warn("ops: Redis does not take what this process tells of itself", slog.Any("error", err))
+			b.log.Warn("ops: the beacon cannot report to Redis", slog.Any("error", err))
 		} else {
-			b.log.Info("ops: Redis takes again what this process tells of itself")
+			b.log.Info("ops: the beacon reports to Redis again")
 		}
 	}
 }
@@ -319,7 +328,7 @@ func (b *Beacon) publish() {
 	}
 	if failed := err != nil; failed != b.mute {
 		if b.mute = failed; failed {
-			b.log.Warn("ops: events that are watched cannot be published", slog.Any("error", err))
+			b.log.Warn("ops: watched events cannot be published", slog.Any("error", err))
 		}
 	}
 }

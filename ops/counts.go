@@ -21,14 +21,15 @@ type configState struct {
 	inForce atomic.Pointer[ConfigStats] // nil: there is none
 }
 
-// CountTask counts a task of asynq that has ended in an asynqlock.OutcomeKind. The option asynqlock.WithRecorder has it
-// called.
+// CountTask counts a task of asynq that has ended in an asynqlock.OutcomeKind. With
+// asynqlock.WithRecorder the middleware calls it.
 func (r *Recorder) CountTask(taskType, outcome string) {
 	r.tasks.of(taskType)[indexOf(taskKinds[:], outcome)].Add(1)
 }
 
-// CountReload counts what became of a configuration file, a config.ReloadKind; empty for the one that a process starts
-// with. The version and hash are those of the file that is in force now. The option config.WithRecorder has it called.
+// CountReload counts the outcome of a configuration file, a config.ReloadKind; empty for the one
+// that a process starts with. The version and hash are those of the file that is in force now. With
+// config.WithRecorder the runtime calls it.
 func (r *Recorder) CountReload(result string, version int, hash string) {
 	r.config.inForce.Store(&ConfigStats{Version: version, Hash: hash, Refused: result == "refused"})
 	if result == "" {

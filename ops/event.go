@@ -12,17 +12,17 @@ import (
 
 // Event is something that happened in a process.
 type Event struct {
-	// Process is the id of the process that tells of it; empty in the Snapshot of a Recorder.
+	// Process is the id of the process that reported it; empty in the Snapshot of a Recorder.
 	Process string
-	// At is when, by the clock of that process.
+	// At is when it happened, by the clock of that process.
 	At time.Time
 	// Source is "locks", "queues", "requests" or "config". Kind is, of locks, a [core.OutcomeKind], "waiting", "released",
 	// "detached", "lost", or "forced" for a lease that ForceRelease took; of queues a [delayqueue.EnqueueKind], "started" or a
 	// [delayqueue.Outcome]; of both "warning" or "resolved"; of requests an [httplock.OutcomeKind]; and of config "done" or
 	// "refused" for a file, with the hash of that in force in ID.
 	Source, Kind string
-	// Queue is the queue's name, Key the key, Name that of the work, and ID that of the call or message: each as far as
-	// it is known. A name or an ID is cut off after 100 bytes.
+	// Queue is the queue's name, Name the work's, and ID the call's or message's; each, like Key,
+	// is empty if it is not known. A name or an ID is cut off after 100 bytes.
 	Queue, Key, Name, ID string
 	// Fence is the lease's; 0 if there is none.
 	Fence int64
@@ -31,7 +31,7 @@ type Event struct {
 	Took time.Duration
 	// Detail is an error or what is warned of, 200 bytes at most. Errors of an encrypted queue's handlers are not shown.
 	Detail string
-	// Count is how many of Snapshot.Events are told of as this one: see there.
+	// Count is how many events this one stands for: see Snapshot.Events.
 	Count int64
 }
 

@@ -25,9 +25,10 @@ const (
 	memoryFull  = 85              // percent
 )
 
-// Findings says what needs a person, of what was asked, and what is not known. It asks nothing. now is the time by the clock of
-// this process. What was answered, or told by a process, more than 35 s ago is said to be stale, and nothing is drawn from it. What needs a
-// person most comes first; the same Facts have the same findings in the same order.
+// Findings returns what in these Facts needs a person, and what of them is not known. It asks Redis
+// nothing. now is the time by the clock of this process. Answers and reports older than 35 s are
+// reported as stale, and have no other findings. The most urgent finding comes first; the same
+// Facts have the same findings in the same order.
 func (f Facts) Findings(now time.Time) []Finding {
 	all := &findings{now: now, facts: f}
 	fleet := all.fleet()

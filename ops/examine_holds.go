@@ -71,8 +71,9 @@ func (h *Histogram) longest() time.Duration {
 	return mostLong
 }
 
-// LongHeld are the keys that are held for longer than is usual for the name of the work, the oldest first and 16 at most: those of which
-// QueueFacts.Parked should be known. A hold is long if it takes more than ten times what 99 of 100 of its name have taken, but 10 s at least and 10 min at most; where
+// LongHeld returns the keys that are held for longer than is usual for the name of the work, the
+// oldest first and at most 16: QueueFacts.Parked should have these. A hold is long if it takes more
+// than ten times the 99th percentile of its name, but no less than 10 s and no more than 10 min; if
 // fewer than 100 have ended, more than a minute.
 func (f Facts) LongHeld() (keys []string) {
 	if f.Fleet.Err != nil {

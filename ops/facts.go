@@ -15,8 +15,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 const (
@@ -27,39 +27,42 @@ const (
 	roundTrips     = 3
 )
 
-// Facts are what [Facts.Findings] judges. [ReadFacts] reads them all; who has some already, such as a page that reads them now and
-// then, fills in those. Of what was not asked nothing is found.
+// Facts are what [Facts.Findings] examines. [ReadFacts] reads all of them; a caller that has some
+// already, such as a page that reads them now and then, can fill in those. What was not asked has
+// no findings.
 type Facts struct {
 	Servers Asked[[]Server] // the primaries, in the order of their addresses
 	Fleet   Asked[Fleet]
 	Queues  Asked[[]QueueFacts]
 }
 
-// Asked is the answer to a question.
+// Asked is a value that was asked for, or why there is none.
 type Asked[T any] struct {
-	// At is when it was answered, by the clock of this process. Zero: it was not asked, unless there is an Err.
+	// At is when it was answered, by the clock of this process. Zero, without an Err: it was not
+	// asked.
 	At    time.Time
 	Value T
 	// Err is why there is no answer, or none that is newer.
 	Err error
 }
 
-// QueueFacts are about one queue.
+// QueueFacts are the Facts of one queue.
 type QueueFacts struct {
 	Info  delayqueue.Info
 	Stats Asked[delayqueue.Stats]
-	// Parked has of each of [Facts.LongHeld] how many messages of the queue are queued: 10 at most are counted. [ReadParked] makes it.
+	// Parked has, for each of [Facts.LongHeld], how many messages of the queue are queued, as
+	// [ReadParked] returns it: it counts up to 10.
 	Parked map[string]int
 }
 
-// Server is a primary, as far as it was asked.
+// Server is what is known of a primary.
 type Server struct {
 	Addr string
-	// Err is why it did not answer: then nothing else is known.
+	// Err is why it did not answer. Then nothing else is known.
 	Err error
-	// Info is what INFO says, by the names of its fields. [ParseInfo] makes it.
+	// Info has the fields of INFO, by their names, as [ParseInfo] returns them.
 	Info map[string]string
-	// RoundTrips is how long it took to answer questions that cost it nothing.
+	// RoundTrips is how long it took to answer cheap questions.
 	RoundTrips []time.Duration
 	// Save is the setting of that name: when Redis writes a snapshot.
 	Save Asked[string]
@@ -67,7 +70,8 @@ type Server struct {
 	Rights Asked[Rights]
 }
 
-// ExamineOptions say what to examine. The zero value is the default prefix, and the user of the connection.
+// ExamineOptions configure [Examine] and [ReadFacts]. The zero value is the default prefix, and the
+// user of the connection.
 type ExamineOptions struct {
 	// Prefix is that of the locks, [core.WithPrefix].
 	Prefix string
@@ -75,7 +79,8 @@ type ExamineOptions struct {
 	User string
 }
 
-// Examine reads all that there is to know, and says what it finds: see [ReadFacts] and [Facts.Findings].
+// Examine is [ReadFacts] and then [Facts.Findings]: it reads Redis, and returns what needs a
+// person.
 func Examine(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) ([]Finding, error) {
 	f, err := ReadFacts(ctx, rdb, o)
 	if err != nil {
@@ -84,14 +89,15 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (
 	return f.Findings(time.Now()), nil
 }
 
-// ReadFacts asks each primary about ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as [delayqueue.Queues],
-// [delayqueue.Queue.Stats] and [ReadParked] do. It scans nothing, and reads no slow log. What cannot be asked has an Err: a Redis that is away
-// after 1.5 s, and with it the rest, which is not asked then. All of it takes less than half a minute; what go-redis has under
-// way then ends when that gives up. The error of ReadFacts wraps [core.ErrInvalidOption], or ctx's error.
+// ReadFacts asks each primary about ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as
+// [delayqueue.Queues], [delayqueue.Queue.Stats] and [ReadParked] do. It scans nothing, and reads no slow log. What
+// cannot be read has an Err: if a Redis does not answer this is so after 1.5 s, also for the rest, which is then not
+// asked. ReadFacts returns within half a minute; a command that go-redis still has under way ends when go-redis gives
+// up. The error of ReadFacts wraps [core.ErrInvalidOption], or ctx's error.
 func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (Facts, error) {
 	o.Prefix = cmp.Or(o.Prefix, ident.DefaultPrefix)
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return Facts{}, invalid("ReadFacts: the redis client is nil")
 	case !tellsServers(rdb):
 		return Facts{}, invalid("ReadFacts: a %T does not tell which servers it uses", rdb)
@@ -129,10 +135,11 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 	return f, nil
 }
 
-// ReadServers is what ReadFacts does of servers, but for their settings and rights: INFO, and three questions that cost nothing. A client
-// other than *redis.Client and *redis.ClusterClient does not tell which servers it uses: its Err wraps [errors.ErrUnsupported].
+// ReadServers reads what ReadFacts reads of servers, without their settings and rights: INFO, and
+// three cheap questions. A client other than *redis.Client and *redis.ClusterClient does not expose
+// its servers: for it Err wraps [errors.ErrUnsupported].
 func ReadServers(ctx context.Context, rdb redis.UniversalClient) Asked[[]Server] {
-	if absent.Is(rdb) || !tellsServers(rdb) {
+	if nilcheck.IsNil(rdb) || !tellsServers(rdb) {
 		return Asked[[]Server]{At: time.Now(), Err: fmt.Errorf("ops: ReadServers: a %T: %w", rdb, errors.ErrUnsupported)}
 	}
 	return readServers(ctx, rdb, nil)
@@ -279,7 +286,7 @@ func denied(err error) bool {
 	return said && !redis.HasErrorPrefix(err, "NOAUTH ") && !redis.HasErrorPrefix(err, "WRONGPASS ")
 }
 
-// ParseInfo reads what INFO says.
+// ParseInfo returns the fields of a reply to INFO, by their names.
 func ParseInfo(text string) map[string]string {
 	fields := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -348,8 +355,9 @@ func parkedIn(ctx context.Context, queues []*delayqueue.Queue, keys []string) ([
 	return all, nil
 }
 
-// ReadParked tells of each key how many messages of a queue are queued: 10 at most are counted. It takes three round trips for each
-// key; those that it has read before an error are returned with it.
+// ReadParked returns for each key how many messages of a queue are queued; it counts up to 10. It
+// takes three round trips for each key. With an error it returns the counts that it has read
+// before.
 func ReadParked(ctx context.Context, q *delayqueue.Queue, keys []string) (map[string]int, error) {
 	parked := map[string]int{}
 	for _, key := range keys {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Area is a part of what can go wrong.
+// Area groups findings by what they put at risk.
 type Area string
 
 // The Areas: whether parked work gets done, whether one holder is one holder, whether Redis can be relied on, and
@@ -20,10 +20,10 @@ const (
 	AreaFleet     Area = "fleet"
 )
 
-// Severity is how much a Finding needs a person.
+// Severity is how urgent a Finding is.
 type Severity string
 
-// The Severities: somebody should act now, or look today; or it is not known whether.
+// The Severities: act now, look today, or not known.
 const (
 	SeverityAct     Severity = "act"
 	SeverityLook    Severity = "look"
@@ -40,10 +40,10 @@ type Finding struct {
 	Severity Severity
 	// Subject is what it is about, such as a server or a queue; empty: all processes.
 	Subject string
-	// Text is one sentence, and Evidence what it is drawn from.
+	// Text is one sentence, and Evidence the figures that support it.
 	Text     string
 	Evidence []Evidence
-	// Keys are the first keys that it is about, which its Evidence has as text.
+	// Keys are the first keys that it is about; its Evidence has them as text.
 	Keys []string
 	// ByHand is what to look at instead, if the Severity is SeverityUnknown.
 	ByHand string
@@ -54,10 +54,11 @@ type Finding struct {
 // EvidenceKeys is the Figure of the Evidence that has Keys as text.
 const EvidenceKeys = "keys"
 
-// Evidence is a figure, and what it was compared with: empty if it is only told.
+// Evidence is a figure of a Finding: its name, its value, and what was wanted, empty if there is
+// nothing to compare with.
 type Evidence struct{ Figure, Is, Want string }
 
-// String is the evidence in a few words.
+// String returns the evidence in a few words.
 func (e Evidence) String() string {
 	if e.Want == "" {
 		return e.Figure + ": " + e.Is
@@ -102,7 +103,7 @@ var findingKinds = map[string]struct {
 	"clocks":       {AreaFleet, "clocks-that-are-apart"},
 }
 
-// FindingKinds are what can be found, in order.
+// FindingKinds returns all kinds of findings, in their order.
 func FindingKinds() []string { return slices.Sorted(maps.Keys(findingKinds)) }
 
 // findings collects what is found.

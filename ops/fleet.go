@@ -14,9 +14,9 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
@@ -31,50 +31,57 @@ const (
 	wrongType     = "WRONGTYPE " // somebody else's
 )
 
-// Fleet is the processes of one prefix that have told of themselves, by Redis's clock at At.
+// Fleet is the processes of one prefix that have reported themselves. At is by the clock of Redis.
 type Fleet struct {
 	At time.Time
 	// Processes are in the order of their ids.
 	Processes []Process
-	// Damaged is how many entries could not be read, and More how many there are beyond the MaxProcesses that told last.
+	// Damaged is how many reports could not be read. More is how many there are beyond the latest
+	// MaxProcesses.
 	Damaged, More int
 }
 
-// Process is what a process told of itself. What an older version does not tell is empty, which means that it is not known.
+// Process is what a process reported of itself. A field that an older version does not report is
+// empty: not known.
 type Process struct {
-	// ID is that of its first Locker, and Lockers are the ids of all: those in [core.Participant].
+	// ID is the id of its first Locker, and Lockers has the ids of all, as in [core.Participant].
 	ID      string
 	Lockers []string
-	// Host and PID are the process's. Service is what WithService said, or the path of the main package.
+	// Host and PID are the process's. Service is from WithService, or else the path of the main
+	// package.
 	Host    string
 	PID     int
 	Service string
-	// Version is that of perkey, as the program was built with it, and Go that of Go.
+	// Version is the version of perkey, and Go that of Go, with which the program was built.
 	Version, Go string
 	// Started is when its Beacon was started, by its own clock.
 	Started time.Time
-	// Age is how long ago it told this, by the clock of Redis. TTL is the age at which it is forgotten.
+	// Age is how long ago it reported this, by the clock of Redis. TTL is the age at which the
+	// report expires.
 	Age, TTL time.Duration
-	// Snapshot is its Recorder's, and Local that of its Lockers together: the 32 oldest of each list. Names, hot keys and
-	// all else in a list can be missing: Cut is how many are, for want of room.
+	// Snapshot is its Recorder's, and Local that of its Lockers together, with the 32 oldest of
+	// each list. Entries of lists are left out if the report would be too long: Cut is how many
+	// were.
 	Snapshot Snapshot
 	Local    core.Local
-	// Workers are those that the Beacon was given: nil if it does not tell of any kind of worker.
+	// Workers are those that the Beacon was given. Nil: it reports no workers.
 	Workers []delayqueue.Local
 	Cut     int
 }
 
-// SilentAfter is the Age from which the process is silent: it should have told again by then. It is one and a half times its Beacon's interval,
-// so 15 s by default. A silent process has died, or hangs, or cannot write to Redis; at its TTL it is forgotten.
+// SilentAfter returns the Age from which the process counts as silent, since its next report is
+// overdue: one and a half times its Beacon's interval, by default 15 s. A silent process has died,
+// hangs, or cannot write to Redis. At its TTL the report expires.
 func (p Process) SilentAfter() time.Duration { return p.TTL / 7 * 3 }
 
-// ReadFleet reads what the processes with a Beacon under prefix have told, the empty prefix being the default one. It scans nothing: it
-// reads an index, and then 32 entries at a time of at most 64 KiB, which blocks for as many round trips, and no longer than ctx allows between
-// two of them. Its error wraps [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended.
+// ReadFleet reads the reports of the processes with a Beacon under prefix, the empty prefix being the default one. It
+// scans nothing: it reads an index, and then 32 entries at a time of at most 64 KiB, which blocks for as many round
+// trips, and no longer than ctx allows between two of them. Its error wraps [core.ErrUnavailable],
+// [core.ErrInvalidOption], or the cause for which ctx ended.
 func ReadFleet(ctx context.Context, rdb redis.UniversalClient, prefix string) (Fleet, error) {
 	prefix = cmp.Or(prefix, ident.DefaultPrefix)
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return Fleet{}, invalid("ReadFleet: the redis client is nil")
 	case !ident.ValidPrefix(prefix):
 		return Fleet{}, invalid("ReadFleet: the prefix %q", prefix)

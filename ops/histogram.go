@@ -11,18 +11,19 @@ var bounds = [...]time.Duration{
 	500 * time.Millisecond, time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute,
 }
 
-// Histogram counts times.
+// Histogram is a distribution of times.
 type Histogram struct {
 	// Buckets are in ascending order; each counts what is longer than the bound before it, and no longer than its own. Over
 	// counts what is longer than the last.
 	Buckets []Bucket
 	Over    int64
-	// Count is how many there are, and Sum their sum.
+	// Count is how many times were counted, and Sum is their sum.
 	Count int64
 	Sum   time.Duration
 }
 
-// Bucket is a part of a Histogram.
+// Bucket is a bucket of a [Histogram]: Count values were AtMost so long, and longer than the bucket
+// before.
 type Bucket struct {
 	AtMost time.Duration
 	Count  int64

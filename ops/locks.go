@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 type lockCounters struct {
@@ -26,10 +26,11 @@ type renewalCounters struct {
 	took           histogram
 }
 
-// Locks returns an observer for Lockers, [core.WithObserver], that counts in r what it is told and then tells next. A nil
-// next is [core.DefaultObserver]: lost leases and warnings are logged as without an observer.
+// Locks returns an observer for Lockers, [core.WithObserver], that counts events in r and then
+// passes them to next. A nil next is [core.DefaultObserver]: lost leases and warnings are logged as
+// without an observer.
 func (r *Recorder) Locks(next core.Observer) core.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = core.DefaultObserver(nil)
 	}
 	return &lockObserver{r, next}

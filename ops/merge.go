@@ -12,9 +12,10 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 )
 
-// Snapshot is that of all processes together: sums by name, queue, route and type; of each list of hot keys the 64 hottest, by the sum
-// of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest.
-// Config is nil: see [Fleet.Configs].
+// Snapshot returns one Snapshot of all processes together: sums by name, queue, route and
+// type; of each list of hot keys the 64 hottest, by the sum of their weights; and the
+// latest 64 events, each with its Process. Since is the earliest, At the latest. Config
+// is nil: see [Fleet.Configs].
 func (f Fleet) Snapshot() Snapshot {
 	s := Snapshot{Idempotency: map[idempotency.EventKind]int64{}}
 	locks, queues, warnings := map[string]*LockStats{}, map[string]*QueueStats{}, map[warning]int{}
@@ -124,23 +125,23 @@ func hottest(keys map[string]HotKey) []HotKey {
 // FleetLease is a lease of a process.
 type FleetLease struct {
 	Process string        // its id
-	Age     time.Duration // how long ago the process told of it: it may have been released since
+	Age     time.Duration // how long ago the process reported it: it may have been released since
 	core.LocalLease
 }
 
-// Late reports whether the lease should have been renewed by when its process told of it: at a third of its length, unless it was
-// not renewed yet.
+// Late reports whether a renewal of the lease was overdue when its process reported it: less than a
+// third of its TTL was left. A lease that was not renewed yet is not late.
 func (l FleetLease) Late() bool { return l.Held > l.TTL && l.Remaining < l.TTL/3 }
 
 // FleetWait is a call that waits in a process.
 type FleetWait struct {
 	Process string        // its id
-	Age     time.Duration // how long ago the process told of it: it may have ended since
+	Age     time.Duration // how long ago the process reported it: it may have ended since
 	core.LocalWait
 }
 
-// OldestLeases are the n oldest leases of all processes, of those that each has told of. Held and Remaining are what
-// they were then.
+// OldestLeases returns the n oldest leases, of all those in the processes' reports. Held and
+// Remaining are as of the report.
 func (f Fleet) OldestLeases(n int) (all []FleetLease) {
 	for _, p := range f.Processes {
 		for _, l := range p.Local.Leases {
@@ -151,8 +152,8 @@ func (f Fleet) OldestLeases(n int) (all []FleetLease) {
 	return all[:min(len(all), max(n, 0))]
 }
 
-// LongestWaits are the n calls of all processes that have waited longest, of those that each has told of. Waited is what
-// it was then.
+// LongestWaits returns the n calls that have waited longest, of all those in the processes'
+// reports. Waited is as of the report.
 func (f Fleet) LongestWaits(n int) (all []FleetWait) {
 	for _, p := range f.Processes {
 		for _, w := range p.Local.Waits {
@@ -163,7 +164,8 @@ func (f Fleet) LongestWaits(n int) (all []FleetWait) {
 	return all[:min(len(all), max(n, 0))]
 }
 
-// Versions is how many processes were built with each version of perkey; "" is for those of which it is not known.
+// Versions returns how many processes were built with each version of perkey; "" is for those whose
+// version is not known.
 func (f Fleet) Versions() map[string]int {
 	versions := map[string]int{}
 	for _, p := range f.Processes {
@@ -172,7 +174,8 @@ func (f Fleet) Versions() map[string]int {
 	return versions
 }
 
-// Configs is how many processes have each configuration file in force, by its hash; "" is for those that have none.
+// Configs returns how many processes have each configuration file in force, by its hash; "" is for
+// those that have none.
 func (f Fleet) Configs() map[string]int {
 	configs := map[string]int{}
 	for _, p := range f.Processes {
@@ -185,18 +188,20 @@ func (f Fleet) Configs() map[string]int {
 	return configs
 }
 
-// QueueWorkers are the workers on one queue.
+// QueueWorkers summarizes the workers of one queue.
 type QueueWorkers struct {
 	Queue string
-	// Workers is how many there are: neither stopped nor paused. Slots and Running are their sums.
+	// Workers is how many are neither stopped nor paused. Slots and Running are their sums.
 	Workers, Slots, Running int
-	// Claimed is how long ago one of those last had an answer for its claim; negative if none ever had.
+	// Claimed is how long ago the last claim of one of them was answered; negative if none ever
+	// was.
 	Claimed time.Duration
 	// Paused is how many are paused by [delayqueue.Worker.Pause].
 	Paused int
 }
 
-// Queues are the workers of each queue that a process has counted something of, or has a worker on, in the order of their names.
+// Queues returns the workers of each queue, in the order of the queues' names: of every queue that
+// a process has counted something of or has a worker on.
 func (f Fleet) Queues() []QueueWorkers {
 	queues := map[string]*QueueWorkers{}
 	of := func(queue string) *QueueWorkers { return in(queues, queue, &QueueWorkers{Queue: queue, Claimed: -1}) }
@@ -229,9 +234,9 @@ func (f Fleet) Queues() []QueueWorkers {
 // noWorkerAfter is longer than an idle worker does without a claim.
 const noWorkerAfter = 30 * time.Second
 
-// NoWorker reports whether messages of a queue are due and nobody is seen who would run them: no process has a worker on it that claimed
-// within 30 s, and nor has, by the queue's own account, a worker of a process that has no Beacon. A queue that is paused has
-// nothing that should run.
+// NoWorker reports whether messages of a queue are due and no worker is seen that would run them:
+// no process has a worker on it that claimed within 30 s, and by the queue's own statistics no
+// worker of a process without a Beacon has. It is false for a queue that is paused.
 func (f Fleet) NoWorker(queue string, s delayqueue.Stats) bool {
 	if s.Due == 0 || s.Paused || s.Unclaimed < noWorkerAfter {
 		return false

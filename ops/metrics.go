@@ -24,7 +24,7 @@ type Sample struct {
 	Histogram *Histogram
 }
 
-// Metrics returns the metrics that [Snapshot.Samples] has values of.
+// Metrics returns the metrics of which [Snapshot.Samples] has values.
 func Metrics() []Metric {
 	all := slices.Clone(metrics)
 	for i := range all {
@@ -82,8 +82,9 @@ var (
 // hashDigits tell files apart as well as all of a hash.
 const hashDigits = 12
 
-// Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is of this process. The names in their
-// Metric.Labels are shared, and not to be changed; the rest is the reader's own.
+// Samples returns the values of all [Metrics] that a Snapshot has, and perkey_build_info, which is
+// of this process. The names in their Metric.Labels are shared and must not be changed; the rest
+// is a copy, which the caller may change.
 func (s Snapshot) Samples() []Sample {
 	version, golang, _ := built()
 	all := samples{}

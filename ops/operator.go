@@ -13,12 +13,13 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 )
 
-// ErrChanged means that what an operator has seen is not so any more. Nothing was changed. The error is a *ChangedError.
+// ErrChanged means that what an operator saw is no longer true. Nothing was changed. The error is a
+// *ChangedError.
 var ErrChanged = errors.New("ops: it changed since it was looked at")
 
-// ChangedError says what is true now. It matches ErrChanged.
+// ChangedError says what has changed since the operator looked. It matches ErrChanged.
 type ChangedError struct {
-	// Seen is what the operator has seen, and Now what is true, as text for people.
+	// Seen is what the operator saw, and Now what is true, as text for people.
 	Seen, Now string
 }
 
@@ -33,19 +34,20 @@ func (e *ChangedError) Is(target error) bool { return target == ErrChanged }
 // By is who makes a change, and why: both are needed.
 type By struct{ Who, Why string }
 
-// Operator makes the changes of operators: each is in the audit before it is made, and is refused with ErrChanged if
-// what the operator has seen is not so any more. Other errors are ErrInvalidArgument and ErrNotAudited, with which nothing was changed, and
-// those of the packages that make the change: delayqueue.ErrNoQueue for a queue that is gone, core.ErrUnavailable. It is safe for concurrent use, and
-// has nothing to close.
+// Operator makes the changes of operators. Each is recorded in the audit before it is
+// made, and is refused with ErrChanged if what the operator saw is no longer true. After
+// ErrInvalidArgument and ErrNotAudited nothing was changed, either. Other errors are
+// those of the packages that make the change: delayqueue.ErrNoQueue for a queue that is
+// gone, core.ErrUnavailable. It is safe for concurrent use, and has nothing to close.
 type Operator struct {
 	locker *core.Locker
 	audit  *Audit
 	queues []*delayqueue.Queue
 }
 
-// NewOperator makes an Operator. Queues and records are those on the Audit's client; but a queue that is given here, which may be on another
-// Redis, is the one that is changed under its name. The Locker and the Audit need
-// the same prefix, else the error wraps core.ErrInvalidOption.
+// NewOperator returns an Operator. It changes queues and records through the Audit's client, but a
+// queue that is given here, which may be on another Redis, through its own. The Locker and the
+// Audit need the same prefix; otherwise the error wraps core.ErrInvalidOption.
 func NewOperator(locker *core.Locker, audit *Audit, queues ...*delayqueue.Queue) (*Operator, error) {
 	if locker == nil || audit == nil {
 		return nil, fmt.Errorf("ops: %w: NewOperator: it needs a Locker and an Audit", core.ErrInvalidOption)
@@ -76,8 +78,9 @@ func (o *Operator) make(ctx context.Context, by By, c Change, change func() (out
 	return err
 }
 
-// Unlock takes a key from the holder that has the fence, as [core.Locker.ForceRelease] does: the next that waits gets it. The
-// holder's code is not stopped. If no holder has the fence the error says who holds the key now.
+// Unlock takes a key from the holder that has the fence, as [core.Locker.ForceRelease] does: the
+// next waiter gets it. The holder's code is not stopped. If no holder has the fence, the error says
+// who holds the key now.
 func (o *Operator) Unlock(ctx context.Context, by By, key string, fence int64) error {
 	if err := core.ValidateKey(key); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidArgument, err)
@@ -126,8 +129,9 @@ type Messages struct {
 	// ID is that of one message. Empty: all that match Filter and are in the state that the change is for.
 	ID     string
 	Filter delayqueue.Filter
-	// Count is how many there were, as [delayqueue.Queue.Count] said, when the operator chose them. If there is another number
-	// now the change is refused, as it is with a Filter if there are too many to count them all. It is not used with an ID.
+	// Count is how many there were, by [delayqueue.Queue.Count], when the operator chose them. If
+	// the number has changed the change is refused; with a Filter it is also refused if there are
+	// too many to count. It is not used with an ID.
 	Count int64
 }
 
@@ -229,8 +233,9 @@ func filterText(f delayqueue.Filter) string {
 	return strings.Join(all, " ")
 }
 
-// Redrive puts dead letters back into their queue, as [delayqueue.Queue.RedriveAll] does, and returns how many, also with an
-// error. A zero MaxAge is 15 min, since an operator does not know the queue's, or that of a queue that was given to NewOperator.
+// Redrive puts dead letters back into their queue, as [delayqueue.Queue.RedriveAll] does, and returns how many, also
+// with an error. A zero MaxAge is that of a queue that was given to NewOperator, and otherwise 15 min, since the
+// queue's own is not known here.
 func (o *Operator) Redrive(ctx context.Context, by By, m Messages, opts delayqueue.RedriveOptions) (n int, err error) {
 	var detail []string
 	if opts.PerSecond > 0 {
@@ -254,8 +259,8 @@ func (o *Operator) Purge(ctx context.Context, by By, m Messages) (n int, err err
 		func(q *delayqueue.Queue, f delayqueue.Filter) (int, error) { return q.PurgeAll(ctx, f) })
 }
 
-// Cancel cancels queued messages, and returns how many, also with an error. Those that are enqueued after they were counted are
-// cancelled too, if they are queued when the change begins.
+// Cancel cancels queued messages, and returns how many, also with an error. Messages that are
+// enqueued between the count and the begin of the change are cancelled too.
 func (o *Operator) Cancel(ctx context.Context, by By, m Messages) (n int, err error) {
 	return o.change(ctx, by, m, Change{Action: ActionCancel}, delayqueue.StateQueued,
 		func(q *delayqueue.Queue) error { return q.Cancel(ctx, m.ID) },
@@ -287,7 +292,8 @@ func (o *Operator) Resume(ctx context.Context, by By, queue string) error {
 // Request names a request with an Idempotency-Key, as [idempotency.NameOf] takes it.
 type Request struct{ Route, Principal, Key string }
 
-// RecordState says what is known of a request, as Forget wants it: "unknown", "parked", "begun" or "done".
+// RecordState returns the state of a request, for Operator.Forget: "unknown", "parked", "begun" or
+// "done".
 func RecordState(r idempotency.Record) string {
 	switch {
 	case !r.Found:
@@ -301,7 +307,8 @@ func RecordState(r idempotency.Record) string {
 	}
 }
 
-// Lookup tells what is known of a request. One whose response cannot be opened is done too: its Outcome is empty, and not nil.
+// Lookup returns the record of a request. A request whose response cannot be opened is done: its
+// Outcome is empty, and not nil.
 func (o *Operator) Lookup(ctx context.Context, r Request) (idempotency.Record, error) {
 	store, err := o.records()
 	if err != nil {
@@ -314,8 +321,9 @@ func (o *Operator) Lookup(ctx context.Context, r Request) (idempotency.Record, e
 	return record, err
 }
 
-// Forget removes what is known of a request, so that it runs again if it is sent again. seen is its RecordState, and is not
-// "unknown". The audit has its route and the name of its record, but not its principal and its key.
+// Forget removes the record of a request, so that it runs again if it is sent again. seen is its
+// RecordState, and must not be "unknown". The audit has its route and the name of its record, but
+// not its principal and its key.
 func (o *Operator) Forget(ctx context.Context, by By, r Request, seen string) error {
 	if seen == RecordState(idempotency.Record{}) {
 		return fmt.Errorf("%w: nothing is known of the request that could be forgotten", ErrInvalidArgument)

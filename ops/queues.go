@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // enqueueKinds and settleKinds in the order of queueCounters.
@@ -37,10 +37,11 @@ func (c *queueCounters) used() bool {
 	return anyCounted(c.enqueued[:]) || anyCounted(c.settled[:]) || c.redelivered.Load()+c.expired.Load() != 0
 }
 
-// Queues returns an observer for queues and their workers, [delayqueue.WithQueueObserver], that counts in r what it is
-// told and then tells next. A nil next is [delayqueue.DefaultObserver]: warnings are logged as without an observer.
+// Queues returns an observer for queues and their workers, [delayqueue.WithQueueObserver], that
+// counts events in r and then passes them to next. A nil next is [delayqueue.DefaultObserver]:
+// warnings are logged as without an observer.
 func (r *Recorder) Queues(next delayqueue.Observer) delayqueue.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = delayqueue.DefaultObserver()
 	}
 	return &queueObserver{r, next}

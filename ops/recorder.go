@@ -16,10 +16,10 @@ const (
 	maxQueues = 16
 )
 
-// Recorder counts what its observers are told. It has one for each source: [Recorder.Locks],
-// [Recorder.Queues], [Recorder.Requests] and [Recorder.Idempotency]; asynqlock.WithRecorder and config.WithRecorder take
-// the Recorder itself. One Recorder is enough for a process, and can have any number of Lockers and Queues. It
-// is safe for concurrent use, and has nothing to close.
+// Recorder counts the events of its observers. It has an observer for each source: [Recorder.Locks], [Recorder.Queues],
+// [Recorder.Requests] and [Recorder.Idempotency]; asynqlock.WithRecorder and config.WithRecorder take the Recorder
+// itself. One Recorder is enough for a process, and can have any number of Lockers and Queues. It is safe for
+// concurrent use, and has nothing to close.
 //
 // The zero Recorder is not useful: use NewRecorder.
 type Recorder struct {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // requestKinds in the order of requestCounters, recordKinds in that of Recorder.records.
@@ -25,10 +25,10 @@ var (
 
 type requestCounters [len(requestKinds)]atomic.Int64
 
-// Requests returns an observer for the middleware of routes, [httplock.WithObserver], that counts in r what it is told
-// and then tells next, which may be nil.
+// Requests returns an observer for the middleware of routes, [httplock.WithObserver], that counts
+// events in r and then passes them to next, which may be nil.
 func (r *Recorder) Requests(next httplock.Observer) httplock.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = httplock.NopObserver{}
 	}
 	return &requestObserver{r, next}
@@ -47,10 +47,10 @@ func (o *requestObserver) OnOutcome(ctx context.Context, e httplock.Outcome) {
 	o.next.OnOutcome(ctx, e)
 }
 
-// Idempotency returns an observer for what remembers requests by their Idempotency-Key, [idempotency.WithObserver], that
-// counts in r what it is told and then tells next, which may be nil.
+// Idempotency returns an observer for an idempotency.Store, [idempotency.WithObserver], that counts
+// events in r and then passes them to next, which may be nil.
 func (r *Recorder) Idempotency(next idempotency.Observer) idempotency.Observer {
-	if absent.Is(next) {
+	if nilcheck.IsNil(next) {
 		next = idempotency.NopObserver{}
 	}
 	return &recordObserver{r, next}

@@ -34,10 +34,11 @@ var needed = [...]struct {
 
 func always(Facts) bool { return true }
 
-// Rights are what a user of Redis may do, of what a service needs.
+// Rights compares the rights of a user of Redis with those that a service needs.
 type Rights struct {
 	User string
-	// Missing has for each use of Redis, as docs/operations.md calls it, the rights that the user lacks for it.
+	// Missing has the rights that the user lacks, by the use of Redis that needs them, as
+	// docs/operations.md names it.
 	Missing map[string][]string
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 )
 
-// Snapshot is what a Recorder has counted since it was made. Calls go on while it is taken: figures can be apart
-// by those. It is the reader's own.
+// Snapshot is what a Recorder has counted since it was made. Calls go on while it is taken, so
+// figures can differ by those. It is a copy: the caller may change it.
 type Snapshot struct {
 	// Since is when the Recorder was made, and At when the Snapshot was taken.
 	Since, At time.Time
@@ -25,77 +25,80 @@ type Snapshot struct {
 	Queues   []QueueStats
 	Requests []RequestStats
 	Tasks    []TaskStats
-	// Idempotency has how many calls of what remembers requests by their Idempotency-Key ended in each way.
+	// Idempotency counts the calls of idempotency Stores, by how they ended.
 	Idempotency map[idempotency.EventKind]int64
 	// Config is about the configuration file; nil if there is none.
 	Config *ConfigStats
-	// Warnings has each kind of warning that there was.
+	// Warnings has one entry for each kind of warning that was given.
 	Warnings []WarningStats
-	// The keys that most calls met held, that calls waited for longest in all, and that were held
-	// longest in all while calls met them held: 64 of each at most, the first being the hottest.
-	// Waits and Holds have seconds for weights.
+	// Conflicts are the keys that most calls found held; Waits those for which calls waited longest
+	// in total; Holds those that were held longest in total while calls found them held. Each has
+	// at most 64, the hottest first. The weights of Waits and Holds are seconds.
 	Conflicts, Waits, Holds []HotKey
-	// Events are the last 64 that somebody may want to know of, the latest first: leases that were lost or forced, calls that
-	// were shed or found Redis unavailable, messages that died or expired, warnings, and configuration files that were taken or refused. Those of one kind, queue and name that come within a second of one another
-	// are one event, which is the first of them; its Count says how many.
+	// Events are the last 64 notable events, the latest first: leases that were lost or forced, calls that were shed or
+	// found Redis unavailable, messages that died or expired, warnings, and configuration files that were taken or
+	// refused. Events of one kind, queue and name within a second are one event, the first of them; its Count says how
+	// many.
 	Events []Event
 }
 
-// LockStats are about calls of one name: that of the [core.Call], or of [core.Named].
+// LockStats are the figures of calls with one name: that of the [core.Call], or of [core.Named].
 type LockStats struct {
 	Name string
 	// Calls has how many ended in each way.
 	Calls map[core.OutcomeKind]int64
-	// Held is how many leases there are now, and Waiting how many calls wait now.
+	// Held is how many leases exist now, and Waiting how many calls wait now.
 	Held, Waiting int64
-	// Wait has the calls that waited, from their begin to their end; Hold the leases that have ended.
+	// Wait is how long the calls that waited took, and Hold how long the leases that have ended
+	// were held.
 	Wait, Hold Histogram
-	// Lost has how many leases ended before their release, and why.
+	// Lost counts the leases that ended before their release, by why.
 	Lost map[core.LossKind]int64
-	// Unreleased is how many releases Redis was not told of: their keys stayed held until their leases ended.
+	// Unreleased counts releases that did not reach Redis: their keys stayed held until their
+	// leases ended.
 	Unreleased int64
 }
 
-// RenewalStats are about batches of renewals.
+// RenewalStats are the figures of renewals, which are sent in batches.
 type RenewalStats struct {
 	// Leases is how many renewals were sent, in batches; Failed is how many batches had an error.
 	Leases, Failed int64
-	// Took has the batches.
+	// Took is how long the batches took.
 	Took Histogram
 }
 
-// QueueStats are about one queue, as far as this process enqueues or works.
+// QueueStats are this process's figures of one queue, as its producer or worker.
 type QueueStats struct {
 	Queue string
-	// Enqueued has how many calls to store a job ended in each way, and Settled how many claims.
+	// Enqueued counts the calls to store a job, and Settled the claims, by how they ended.
 	Enqueued map[delayqueue.EnqueueKind]int64
 	Settled  map[delayqueue.Outcome]int64
 	// Redelivered and Expired are messages that this process tidied up, as in [delayqueue.Swept].
 	Redelivered, Expired int64
-	// Lag has for how long messages were due when they were started, KeyWait how long those with a key
-	// waited for it, and Claim the time from each claim to its end.
+	// Lag is for how long messages were due when they were started, KeyWait how long those with a
+	// key waited for it, and Claim the time from each claim to its end.
 	Lag, KeyWait, Claim Histogram
 }
 
-// RequestStats are about requests of one route.
+// RequestStats are the figures of one route's requests.
 type RequestStats struct {
 	// Route is [httplock.Outcome.Name].
 	Route string
-	// Outcomes has how many ended in each way.
+	// Outcomes counts the requests by how they ended.
 	Outcomes map[httplock.OutcomeKind]int64
 }
 
-// TaskStats are about asynq's tasks of one type.
+// TaskStats are the figures of asynq's tasks of one type.
 type TaskStats struct {
 	Type string
-	// Outcomes has how many ended in each way, an asynqlock.OutcomeKind.
+	// Outcomes counts the tasks by how they ended, an asynqlock.OutcomeKind.
 	Outcomes map[string]int64
 }
 
-// ConfigStats are about the configuration of a process.
+// ConfigStats are the figures of a process's configuration.
 type ConfigStats struct {
-	// Version counts the files that were in force, the first one included, and Hash is that of the one that is, as
-	// config.File.Hash.
+	// Version counts the files that were in force, the first one included. Hash is config.File.Hash
+	// of the file in force.
 	Version int
 	Hash    string
 	// Reloads has how many files ended in each way, a config.ReloadKind. Refused: the latest one was refused.
@@ -103,19 +106,19 @@ type ConfigStats struct {
 	Refused bool
 }
 
-// WarningStats are about one kind of warning.
+// WarningStats are the figures of one kind of warning.
 type WarningStats struct {
 	// Source is "locks" or "queues". Kind is a [core.WarningKind] or a [delayqueue.WarningKind].
 	Source, Kind string
-	// Open is of how many servers, or queues, it is warned now.
+	// Open is for how many servers, or queues, the warning holds now.
 	Open int
 }
 
-// HotKey is a key that calls met held.
+// HotKey is a key that calls found held.
 type HotKey struct {
 	Key string
-	// Weight is what is counted of the key, halved each minute: of what happened in the last minute it is
-	// at least half. It is too great by Error at most.
+	// Weight is what was counted for the key, halved each minute: it includes at least half of what
+	// happened in the last minute. It is too great by at most Error.
 	Weight, Error float64
 }
 

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// Other is the name under which everything is counted that comes after the first names.
+// Other is the name under which everything beyond the first names is counted: see Snapshot.
 const Other = "other"
 
 // maxLabel bounds a name, in bytes.

@@ -12,10 +12,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/listener"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 var watchScript = luascript.Load(scripts, "watch")
@@ -26,12 +26,13 @@ var ErrTooManyWatches = errors.New("too many watches")
 // watchBuffer is how many events may wait for their reader.
 const watchBuffer = 1024
 
-// Watched says which keys are watched.
+// Watched says which keys to watch, and for how long.
 type Watched struct {
-	// Key is the key; with Prefix every key that begins with it: all of them if it is empty.
+	// Key is the key to watch. With Prefix: every key that begins with it, so all keys if it is
+	// empty.
 	Key    string
 	Prefix bool
-	// For is for how long, 10 min at most and by default.
+	// For is for how long: at most, and by default, 10 min.
 	For time.Duration
 }
 
@@ -47,10 +48,11 @@ type Watcher struct {
 	done   chan struct{}
 }
 
-// Watch has every process with a Beacon under prefix, the empty prefix being the default one, tell what happens to some keys: how each call
-// for them ends, waits, leases and their ends, and messages of queues. A process learns of it when it next tells of
-// itself, so within some 10 s, and tells of 200 events a second at most, for all that is watched together. Events can be lost: see
-// Watcher.Dropped.
+// Watch returns a Watcher that gets what happens to some keys from every process with a
+// Beacon under prefix, the empty prefix being the default one: how each call for them
+// ends, waits, leases and their ends, and messages of queues. A process learns of the
+// watch with its next report, so within some 10 s. It sends at most 200 events a second,
+// for all watches together. Events can be lost: see Watcher.Dropped.
 //
 // Watch blocks until it is subscribed and registered in Redis: no longer than ctx allows, but for a command that go-redis has under
 // way, and one more after an error. Its error wraps [ErrTooManyWatches], [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended. End it
@@ -58,7 +60,7 @@ type Watcher struct {
 func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys Watched) (*Watcher, error) {
 	prefix, keys.For = cmp.Or(prefix, ident.DefaultPrefix), cmp.Or(keys.For, maxWatch)
 	switch {
-	case absent.Is(rdb):
+	case nilcheck.IsNil(rdb):
 		return nil, invalid("Watch: the redis client is nil")
 	case !ident.ValidPrefix(prefix):
 		return nil, invalid("Watch: the prefix %q", prefix)
@@ -145,16 +147,18 @@ func (w *Watcher) take(payload string) {
 	}
 }
 
-// Events are closed when the Watcher ends. Those of one process come in order, some 250 ms late. Whoever reads too slowly
-// loses some.
+// Events returns the channel of events, which is closed when the Watcher ends. Events of one
+// process arrive in order, some 250 ms late. If they are read too slowly, some are lost.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
-// Dropped is how many events are known to be missing: beyond the 200 a second of a process, or not read in time. What is
-// published while the subscription is broken is missing too, and not counted.
+// Dropped returns how many events are known to be missing: those beyond a process's 200 a second,
+// and those not read in time. Events published while the subscription is broken are missing too,
+// and not counted.
 func (w *Watcher) Dropped() int64 { return w.dropped.Load() }
 
-// Close ends the watch, and has processes forget it. It blocks for a round trip or, if Redis does not answer, until go-redis gives up,
-// which takes some seconds. It may be called twice.
+// Close ends the watch, here and in all processes. It blocks for a round trip or, if
+// Redis does not answer, until go-redis gives up, which takes some seconds. It may be
+// called twice.
 func (w *Watcher) Close() {
 	w.cancel()
 	<-w.done

@@ -1,5 +1,5 @@
-// Package retry is the conflict policy that waits and asks again, with
-// exponential backoff and jitter, for as long as it is allowed to.
+// Package retry is the conflict policy that waits and asks again, with exponential backoff and
+// jitter, until it gets the key or reaches a limit.
 package retry
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Defaults of a Policy's zero fields.
@@ -19,7 +19,7 @@ const (
 	DefaultMaxWait = 2 * time.Second
 )
 
-// Jitter says how delays are spread, so that calls which met do not meet again.
+// Jitter says how delays are randomized, so that calls that collided once do not collide again.
 type Jitter int
 
 const (
@@ -35,26 +35,24 @@ const (
 // MaxAttempts or MaxWait is reached, or the next delay would outlast the ctx's
 // deadline, Then decides.
 //
-// A call's preference (core.Preference) shortens the wait, and never lengthens it. A
-// caller who would rather have its work deferred does not wait at all, if Then defers.
+// A call's preference (core.Preference) can shorten the wait, never lengthen it. If the call
+// prefers to be deferred and Then defers, it does not wait at all.
 //
-// The zero Policy is ready to use. A Policy holds no state: one value serves all
-// goroutines.
+// The zero Policy is ready to use. A Policy has no state and is safe for concurrent use.
 type Policy struct {
-	// Initial is the first delay before jitter. Zero: 20 ms. This and the next two are at
-	// least 1 ms, if they are not zero.
+	// Initial is the first delay before jitter. Zero: 20 ms. Initial, Max and MaxWait are zero or
+	// at least 1 ms.
 	Initial time.Duration
 	// Max is the longest delay before jitter. Zero: 500 ms, or Initial if that
 	// is longer.
 	Max time.Duration
-	// MaxWait is the longest time from the first attempt to the last. Zero: 2 s.
-	// The last attempt is made when it is over.
+	// MaxWait is the longest time from the first attempt to the last, which is made when it is
+	// over. Zero: 2 s.
 	MaxWait time.Duration
-	// MaxAttempts is how often the call may ask for the key, the first time
-	// included. Waiting behind another call of the same process counts too.
-	// Zero: as often as MaxWait allows.
+	// MaxAttempts is how often the call may ask for the key, the first time included. Waiting for
+	// another call of the same process counts as one. Zero: as often as MaxWait allows.
 	MaxAttempts int
-	// Jitter says how delays are spread.
+	// Jitter says how delays are randomized.
 	Jitter Jitter
 	// Then decides when waiting has not helped. Nil: the call is rejected.
 	Then core.ConflictPolicy
@@ -65,8 +63,8 @@ var (
 	_ core.PreferencePolicy = Policy{}
 )
 
-// Validate reports a field that cannot work, Then's included. It wraps
-// core.ErrInvalidOption. core.Locker.Guard calls it.
+// Validate returns an error that wraps core.ErrInvalidOption if a field is invalid, Then included.
+// core.Locker.Guard calls it.
 func (p Policy) Validate() error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("retry: %w: Policy.%s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
@@ -90,7 +88,7 @@ func (p Policy) Validate() error {
 	case p.Jitter != FullJitter && p.Jitter != DecorrelatedJitter:
 		return invalid("Jitter is unknown: %d", p.Jitter)
 	}
-	if p.Then != nil && absent.Is(p.Then) {
+	if p.Then != nil && nilcheck.IsNil(p.Then) {
 		return invalid("Then is a nil %T", p.Then)
 	}
 	if v, ok := p.Then.(interface{ Validate() error }); ok {
@@ -132,7 +130,7 @@ func (p Policy) maxWait(call core.Call) time.Duration {
 func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
 
 // Honors implements core.PreferencePolicy: waiting can be bounded, and work can be
-// deferred if Then defers it. A bound that is no shorter than MaxWait changes nothing.
+// deferred if Then defers it. A bound of MaxWait or longer changes nothing.
 func (p Policy) Honors(prefers core.Preference) core.Preference {
 	then := core.Honored(p.Then, prefers)
 	if prefers.Bounded && prefers.Wait >= orDefault(p.MaxWait, DefaultMaxWait) && !then.Bounded {

@@ -4,7 +4,7 @@ package sqlfence
 type Dialect int
 
 const (
-	// PostgreSQL is the default. It is for SQLite too.
+	// PostgreSQL is for PostgreSQL and SQLite. It is the default.
 	PostgreSQL Dialect = iota
 	// MySQL is for MySQL 8 and MariaDB, in tables of InnoDB.
 	MySQL

@@ -20,9 +20,9 @@
 //
 // A holder can lose its lease and not know it: its process is stopped, or its handler ignores its
 // ctx. The next holder reads and writes, and then the first goes on, with what it read before. No
-// lock service can prevent that, so the database has to. Every lease has a fence, a number
-// that grows with each grant of its key ([core.Lease.Fence]). A table in the database
-// has a row for each key, with the newest fence that has claimed:
+// lock service can prevent this, so the database has to. Every lease has a fence, a number that
+// grows with each grant of its key ([core.Lease.Fence]). A table in the database has a row for
+// each key, with the newest fence that has claimed:
 //
 //	Claim   before the read: puts the fence there, unless a newer one is there   → or ErrStale: stop
 //	Write   a transaction that begins with Check and commits what you write
@@ -41,20 +41,20 @@
 // # Why it holds
 //
 // Claim and Check change the key's row, so that the transactions of one key's holders have an order. A
-// write is let in only if the row still has the fence of its own lease: since the claim, and so
-// since before the read, no other lease has claimed, and none writes without a claim. So nobody
-// has changed what the holder has read. That needs no more of fences than that two leases have
-// different ones; that they grow lets the newest holder in, and keeps the others out.
+// write is let in only if the row still has the fence of its own lease: since the claim, and so since
+// before the read, no other lease has claimed, and none writes without a claim. So nobody has changed
+// what the holder has read. For this it is enough that two leases have different fences; since fences
+// grow, the newest holder gets in, and the others are kept out.
 //
-// The claim must come before the read. A write that only compares fences, with no claim, lets a
-// stale holder in that has read, was stopped, and goes on when the next one has read, and not
-// written yet: both pay. Therefore Check refuses a lease that has not claimed (ErrNotClaimed),
-// even the newest.
+// The claim must come before the read. A write that only compares fences, without a
+// claim, lets in a stale holder that has read, was stopped, and goes on when the next one
+// has read but not written yet: both pay. Therefore Check refuses a lease that has not
+// claimed (ErrNotClaimed), even the newest.
 //
 // # One transaction, or two
 //
 // As above, the claim is a transaction of its own: nothing is locked while the work lasts. Short
-// work can have one for all of it, which begins with the claim and needs no Check:
+// work can use a single transaction, which begins with the claim and needs no Check:
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	defer tx.Rollback()
@@ -74,15 +74,14 @@
 //
 // # What it does not do
 //
-//   - What leaves the database, such as a call of a payment provider, needs an idempotency key
-//     of the receiver.
+//   - Effects outside the database, such as a call of a payment provider, need an idempotency key of the receiver.
 //   - A read from a replica may be older than the claim. Read from the primary.
-//   - Writes without a claim, of a program that takes no key, are not kept out.
+//   - Writes of a program that claims nothing are not kept out.
 //   - Leases that hold a key together ([core.Shared], [core.Counted], after a Downgrade) cannot
 //     claim: core.ErrNotExclusive. Work that shares one lease, under a ctx or by its token, has one
 //     fence, and is not kept apart.
 //   - A failover of the database that loses a claim lets no stale write in: a holder whose claim is
-//     gone is refused. What was written and lost is the database's matter.
+//     gone is refused. Writes that the database loses are not recovered.
 //   - A failover of Redis to a server whose clock is behind the last grant, and that has lost its data,
 //     gives smaller fences than are here. Claims are refused then until that clock has
 //     caught up, or the rows are removed while nobody works.
@@ -91,13 +90,13 @@
 // their order, under the set's context, which passes straight through, and claim with that lease.
 // A Write with one of the leases checks the others in its transaction.
 //
-// A holder that is refused has written nothing. Over HTTP that is a 503, and the client may try again;
-// in a job the error is returned, and the next attempt has a lease of its own.
+// A holder that is refused has written nothing. Over HTTP answer 503, and the client may try again;
+// in a job return the error, and the next attempt has its own lease.
 //
 // Each key that was ever claimed has a row. [Table.Prune] removes old ones.
 //
 // # A column of yours
 //
-// Where one row stands for all that a key protects, and is always there, the row can have the fence
-// itself, in a column: see [Exec], and the same three steps.
+// If one row stands for all that a key protects, and always exists, the row itself can have the
+// fence, in a column: see [Exec], with the same three steps.
 package sqlfence

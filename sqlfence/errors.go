@@ -7,19 +7,19 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// What stops a holder, told apart by [errors.Is]. A holder that gets one of them must write nothing,
-// since what it has read may be out of date. Other errors are the database's: after those,
-// too, begin again with [Claim].
+// Why a holder is refused, for [errors.Is]. A holder that gets one of them must write nothing,
+// since what it has read may be out of date. Other errors are the database's: after those, too,
+// begin again with [Claim].
 var (
 	// ErrStale: a newer holder of the key has claimed. Matches every *StaleError, which
 	// matches core.ErrLeaseLost too.
 	ErrStale = errors.New("a newer holder has claimed")
-	// ErrNotClaimed: the lease has no claim on the key. Its holder did not call Claim
-	// before it read, or its row has been removed since.
+	// ErrNotClaimed: the lease has no claim on the key. Its holder did not call Claim before it
+	// read, or the row has been removed since.
 	ErrNotClaimed = errors.New("not claimed")
 )
 
-// StaleError is the refusal of a holder whose key a newer one has had.
+// StaleError is the refusal of a holder whose key a newer holder has claimed.
 type StaleError struct {
 	Key   string
 	Fence int64 // of the refused holder's lease
@@ -35,7 +35,7 @@ func (e *StaleError) Error() string {
 	return fmt.Sprintf("sqlfence: %q: a newer holder has claimed, with fence %d, and this lease has %d: stop", e.Key, e.Newest, e.Fence)
 }
 
-// Is makes every StaleError match ErrStale, and core.ErrLeaseLost: the key was another's.
+// Is makes every StaleError match ErrStale and core.ErrLeaseLost.
 func (e *StaleError) Is(target error) bool {
 	return target == ErrStale || target == core.ErrLeaseLost
 }

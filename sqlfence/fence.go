@@ -29,38 +29,39 @@ func Claim(ctx context.Context, q Querier, lease *core.Lease) error {
 // transaction writes, best as its first statement; [Write] does.
 //
 // An error that matches [ErrStale] means that a newer holder has claimed, one that matches
-// [ErrNotClaimed] that this lease has not, as when the work reads first and claims never.
-// After any error the transaction must be rolled back. Check refuses a *sql.DB; a *sql.Conn
-// must be in a transaction.
+// [ErrNotClaimed] that this lease has not claimed. After any error the transaction must be
+// rolled back. Check refuses a *sql.DB; a *sql.Conn must be in a transaction.
 func Check(ctx context.Context, tx Querier, lease *core.Lease) error {
 	return Table{}.Check(ctx, tx, lease)
 }
 
-// Write runs fn in a transaction, after a [Check]. It commits if fn returns nil. Otherwise it
-// rolls back, and returns fn's error; so it does if fn panics. What fn wrote is in the
-// database, all of it, or none; after an error of the commit itself it may be either. For
+// Write runs fn in a transaction, after a [Check]. It commits if fn returns nil.
+// Otherwise, or if fn panics, it rolls back; it returns fn's error. The database has all
+// of fn's writes or none; after an error of the commit itself it can be either. For
 // another isolation level begin a transaction yourself, and Check in it.
 //
-// What fn reads and writes is its transaction's: it must not use db.
+// fn must read and write through its transaction, not through db.
 func Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func(*sql.Tx) error) error {
 	return Table{}.Write(ctx, db, lease, fn)
 }
 
-// Exec is for a table of yours that has a column for the fence, and no need of a [Table]. It
-// runs a statement whose first parameter is the lease's fence and whose others are args, and
-// fails with a *[StaleError] if that changed no row:
+// Exec runs a statement whose first parameter is the lease's fence and whose others are args, and
+// returns a *[StaleError] if it changed no row. It is for a table of yours that has a column for
+// the fence, and so needs no [Table]:
 //
 //	err := sqlfence.Exec(ctx, db, lease, `UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1`, id)                    // 1. claim
 //	err = db.QueryRowContext(ctx, `SELECT status FROM orders WHERE id = $1`, id).Scan(&status)                               // 2. read
 //	err = sqlfence.Exec(ctx, db, lease, `UPDATE orders SET status = 'paid' WHERE fence = $1 AND id = $2`, id)                 // 3. write
 //
-// The claim has <=, and comes before the read. A write has =, since a lease that has not claimed
-// must not write. A transaction that writes other rows too begins with such a statement. The row
-// must exist: a missing one looks like a newer holder's.
+// The claim compares with <=, and comes before the read. A write compares with =, since a
+// lease that has not claimed must not write. A transaction that writes other rows too
+// must begin with such a statement. The row must exist: a missing one looks like a newer
+// holder's.
 //
-// SQLite numbers $1 and $2 as they come in the statement, so keep them in order. For MySQL the claim is
-// UPDATE orders SET fence = ? WHERE fence <= ? AND id = ?, and args have the fence once more. Its
-// driver must have clientFoundRows=true: else a row that has the fence already does not count.
+// SQLite numbers $1 and $2 in the order of the statement, so keep them in order. For MySQL the
+// claim is UPDATE orders SET fence = ? WHERE fence <= ? AND id = ?, and args have the fence once
+// more. Its driver must have clientFoundRows=true: otherwise a row that has the fence already
+// does not count.
 func Exec(ctx context.Context, q Querier, lease *core.Lease, query string, args ...any) error {
 	err := mayClaim(lease)
 	if err != nil {

@@ -19,10 +19,9 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Table is a table in which the newest fence of each key is kept. It stands in the database
-// whose rows it protects. The zero Table is the one that [Claim], [Check] and [Write] use.
-// Services that share a Table share a Redis and a core.WithPrefix too, or their fences of
-// one key would have nothing to do with each other.
+// Table is a database table with the newest fence of each key, in the database whose rows it
+// protects. The zero Table is the one that [Claim], [Check] and [Write] use. Services that share a
+// Table must share a Redis and a core.WithPrefix, too: otherwise their fences are not comparable.
 //
 // A Table is a value, and safe for concurrent use.
 type Table struct {
@@ -33,12 +32,12 @@ type Table struct {
 	Dialect Dialect
 }
 
-// Create is the statement that creates the table, for your migrations:
+// Create returns the statement that creates the table, for your migrations:
 //
 //	CREATE TABLE IF NOT EXISTS perkey_fences (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)
 //
-// PostgreSQL takes keys there that are valid UTF-8. Create does not check Name and Dialect; the other methods do, and
-// return an error that wraps core.ErrInvalidOption.
+// PostgreSQL accepts only keys that are valid UTF-8. Create does not check Name and
+// Dialect; the other methods do, and return an error that wraps core.ErrInvalidOption.
 func (t Table) Create() string { return t.statement(dialects[t.Dialect].create) }
 
 // Claim is [Claim] in this table.
@@ -89,9 +88,9 @@ func (t Table) Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func
 	return nil
 }
 
-// Prune removes the rows of keys whose last claim came under a lease that was granted before
-// then, and returns how many there were. A holder whose row is gone is refused with
-// ErrNotClaimed, whoever claims next: leave the claims of all who may still work.
+// Prune removes the rows of keys whose last claim was by a lease granted before then, and returns
+// how many. A holder whose row is gone is refused with ErrNotClaimed, so choose a time before every
+// lease that may still be in use.
 func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed int64, err error) {
 	if err = t.valid(); err == nil {
 		removed, err = exec(ctx, q, t.statement(dialects[t.Dialect].prune), then.UnixMicro())

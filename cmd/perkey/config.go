@@ -13,8 +13,8 @@ func (t *tool) configCommand() *cli.Command {
 	return &cli.Command{
 		Name: "config", Usage: "look at configuration files",
 		Commands: []*cli.Command{{
-			Name: "check", Usage: "tell all that is wrong with a file", ArgsUsage: "FILE", Action: t.configCheck,
-			Description: "It asks no Redis, and shows no password. Environment variables that the file names must be set. Exit status: 0 it is right, 3 it is not.",
+			Name: "check", Usage: "show all mistakes in a file", ArgsUsage: "FILE", Action: t.configCheck,
+			Description: "It does not connect to Redis, and shows no password. Environment variables that the file names must be set. Exit status: 0 the file is valid, 3 it is not.",
 		}},
 	}
 }

@@ -22,7 +22,7 @@ func (t *tool) deadCommand() *cli.Command {
 		&cli.StringFlag{Name: "key", Usage: "those of this `KEY`"},
 		&cli.DurationFlag{Name: "older", Usage: "those that died longer ago, such as 1h"},
 		&cli.DurationFlag{Name: "younger", Usage: "those that died since, such as 1h"},
-		&cli.Int64Flag{Name: "count", Usage: "how many you have seen: `N`, as --dry-run says. With another number nothing is done", Value: -1},
+		&cli.Int64Flag{Name: "count", Usage: "the `N` that --dry-run printed; if it has changed, nothing is done", Value: -1},
 		&cli.BoolFlag{Name: "all", Usage: "all dead letters of the queue"},
 		&cli.BoolFlag{Name: "dry-run", Usage: "count them, and change nothing"},
 		reasonFlag(),

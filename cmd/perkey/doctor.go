@@ -16,8 +16,8 @@ const lineWidth = 80 // columns
 
 func (t *tool) doctorCommand() *cli.Command {
 	return &cli.Command{
-		Name: "doctor", Usage: "tell what needs a person, with the evidence and where the runbook has it", Action: t.doctor,
-		Description: "It asks each primary of Redis, what processes tell of themselves, and the queues; it scans nothing.\n" +
+		Name: "doctor", Usage: "show what needs a person, with the evidence and the section of the runbook", Action: t.doctor,
+		Description: "It reads each primary of Redis, the reports of processes, and the queues; it scans nothing.\n" +
 			"Exit status: 0 nothing was found, 3 something was, 1 Redis could not be asked, or not all of it.\n" +
 			"Kinds of findings, for --ignore: " + strings.Join(ops.FindingKinds(), ", ") + ".",
 		Flags: []cli.Flag{

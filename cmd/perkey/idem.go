@@ -23,8 +23,8 @@ func (t *tool) idemCommand() *cli.Command {
 			{
 				Name: "forget", Usage: "forget a request, so that it runs again if it is sent again", Action: t.idemForget,
 				ArgsUsage:   "--route ROUTE --principal WHO --key KEY --seen STATE --reason TEXT",
-				Description: "What runs is not stopped. The audit has the route, but neither the principal nor the key.",
-				Flags:       append(which[:3:3], &cli.StringFlag{Name: "seen", Usage: "what show said: parked, begun or done. If it is another one now nothing is done"}, reasonFlag()),
+				Description: "A running request is not stopped. The audit has the route, but neither the principal nor the key.",
+				Flags:       append(which[:3:3], &cli.StringFlag{Name: "seen", Usage: "the state that show printed: parked, begun or done; if it has changed, nothing is done"}, reasonFlag()),
 			},
 		},
 	}

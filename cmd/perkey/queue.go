@@ -23,7 +23,7 @@ func (t *tool) queueCommand() *cli.Command {
 			},
 			{
 				Name: "pause", Usage: "keep workers from starting messages, for a time", ArgsUsage: "QUEUE --for TIME --reason TEXT", Action: t.queuePause,
-				Description: "What runs goes on. What is queued grows old meanwhile, and is not run when it is too old. The pause ends by itself.",
+				Description: "Running messages go on. Queued messages age meanwhile, and expire when they are too old. The pause ends by itself.",
 				Flags:       []cli.Flag{&cli.DurationFlag{Name: "for", Usage: "how long, such as 10m: 1 s to 366 days"}, reasonFlag()},
 			},
 			{Name: "resume", Usage: "end a pause", ArgsUsage: "QUEUE --reason TEXT", Action: t.queueResume, Flags: []cli.Flag{reasonFlag()}},

@@ -14,7 +14,7 @@ import (
 
 func (t *tool) topCommand() *cli.Command {
 	return &cli.Command{
-		Name: "top", Usage: "what all processes with a beacon do, on the screen, over and over", ArgsUsage: " ",
+		Name: "top", Usage: "show what all processes with a beacon do, and refresh it", ArgsUsage: " ",
 		Description: "Hot keys, the oldest leases, the longest waits, queues and what happened last. Without a terminal, and with -o json, it shows them once.\n" +
 			"It ends with q or Ctrl-C. It reads what processes tell every 10 s: keys that are held for less are not all seen.",
 		Flags:  []cli.Flag{&cli.DurationFlag{Name: "every", Value: 2 * time.Second, Usage: "this `TIME`, 1s or more; longer if reading takes more than a tenth of it"}},

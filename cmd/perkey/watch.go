@@ -17,7 +17,7 @@ const flagFor = "for"
 func (t *tool) watchCommand() *cli.Command {
 	return &cli.Command{
 		Name: "watch", Usage: "what happens to a key in all processes with a beacon, as it happens", ArgsUsage: "KEY",
-		Description: "A process tells of the key within some 10 s, and then of 200 events a second at most. It ends with Ctrl-C, or by its time.",
+		Description: "A process reports events of the key within some 10 s, and then at most 200 a second. It ends with Ctrl-C, or by its time.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "prefix-of-keys", Aliases: []string{"p"}, Usage: "every key that begins with KEY, all of them if it is ''"},
 			&cli.DurationFlag{Name: flagFor, Value: 10 * time.Minute, Usage: "for this `TIME`, 10m at most"},

@@ -74,7 +74,7 @@ func member(object json.RawMessage, name string) (value json.RawMessage, err err
 			continue
 		}
 		if seen {
-			return nil, errors.New("it is there twice")
+			return nil, errors.New("given twice")
 		}
 		seen = true
 		if field == name {

@@ -25,7 +25,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -75,7 +75,7 @@ func (e *LoginError) Error() string { return "You have to log in." }
 func New(o Options) (http.Handler, error) {
 	invalid := func(what string) error { return fmt.Errorf("console: %w: %s", core.ErrInvalidOption, what) }
 	switch {
-	case o.Locker == nil || absent.Is(o.Redis):
+	case o.Locker == nil || nilcheck.IsNil(o.Redis):
 		return nil, invalid("Locker and Redis are required")
 	case slices.Contains(o.Queues, nil):
 		return nil, invalid("a queue is nil")

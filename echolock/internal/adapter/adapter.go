@@ -11,7 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
 // Context is what the context of either version has.
@@ -48,8 +48,8 @@ type Echo[C Context] struct {
 	Untrack func(C, Tracked)
 	// Status is that of the response that was begun, 0 if none was.
 	Status func(Tracked) int
-	// Tap has responses go through what wrap returns too, until Untrack.
-	Tap func(c C, wrap func(http.ResponseWriter) http.ResponseWriter)
+	// Tee has responses go through what wrap returns too, until Untrack.
+	Tee func(c C, wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Answer has the error handler answer for a handler.
 	Answer func(C, error)
 	// Error is a problem as the version's error handler knows errors.
@@ -97,7 +97,7 @@ func (e *Echo[C]) PerKey(config Config[C]) (Handler[C], error) {
 
 // FromConfig returns a handler that guards each request as its route says. It panics without routes.
 func (e *Echo[C]) FromConfig(routes httplock.Routes) Handler[C] {
-	if absent.Is(routes) {
+	if nilcheck.IsNil(routes) {
 		panic(e.invalid("FromConfig: the routes are nil: give it a config.Runtime, or httplock.Routes of yours"))
 	}
 	misplaced := sync.OnceFunc(func() { slog.Error("echolock: every request is refused", "error", e.errPre()) })
@@ -157,7 +157,7 @@ type serving[C Context] struct {
 
 	problem *httplock.Problem
 	result  error // the handler's
-	tapped  bool
+	teed    bool
 }
 
 func newServing[C Context](e *Echo[C]) *serving[C] {
@@ -171,9 +171,9 @@ func newServing[C Context](e *Echo[C]) *serving[C] {
 			return httplock.Match{Pattern: s.c.Path(), Params: params, Framework: s.c}.Key(s.key, s.c.Request())
 		},
 		Next: s.next,
-		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			s.tapped = true
-			e.Tap(s.c, wrap)
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			s.teed = true
+			e.Tee(s.c, wrap)
 		},
 		Written: func() bool { return s.status() != 0 },
 		Status: func() int {
@@ -193,7 +193,7 @@ func (s *serving[C]) next(r *http.Request) {
 	defer s.c.SetRequest(s.of)
 	s.c.SetRequest(r)
 	s.result = s.handler(s.c)
-	if s.tapped && s.result != nil && s.status() == 0 {
+	if s.teed && s.result != nil && s.status() == 0 {
 		s.echo.Answer(s.c, s.result) // now, since it is the response
 		s.result = nil               // echo would answer it once more
 	}

@@ -17,12 +17,12 @@
 //     request that Next is given: its context is the lease's, and its body may be in
 //     memory. Put back the request that was there before in a defer, so that it is
 //     back after a panic too.
-//   - Have the rest of the chain write to what Exchange.Tap is given, and put back the
+//   - Have the rest of the chain write to what Exchange.Tee is given, and put back the
 //     writer that was there before in the same defer. A response that the framework
 //     keeps back, or makes of a handler's error, is written before Next returns.
 //   - Let panics pass, as they are.
 //   - Hand on the error of a handler, if there is one, and make nothing of it. What
-//     Serve wrote meanwhile is the response. An error that was answered for Tap is not
+//     Serve wrote meanwhile is the response. An error that was answered for Tee is not
 //     handed on: it would be answered twice.
 //   - Stop the chain when Serve reports false.
 //   - Tell by Exchange.Written whether a response was begun, by Flush and Hijack too.

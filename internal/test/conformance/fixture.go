@@ -31,13 +31,13 @@ type fixture struct {
 	timeout time.Duration
 }
 
-func (t *fixture) bed(opts ...core.Option) *testbed.Bed {
+func (t *fixture) setUp(opts ...core.Option) *testbed.Fixture {
 	t.Helper()
 	return testbed.New(t, t.env, opts...)
 }
 
-// breakable is a bed whose Redis the check can take away.
-func (t *fixture) breakable() (*testbed.Bed, *redistest.Proxy) {
+// breakable is a fixture whose Redis the check can take away.
+func (t *fixture) breakable() (*testbed.Fixture, *redistest.Proxy) {
 	t.Helper()
 	proxy := redistest.NewProxy(t, t.env.Addr)
 	return testbed.On(t, testbed.FragileClient(t, proxy.Addr), t.env.Prefix), proxy
@@ -47,7 +47,7 @@ func (t *fixture) breakable() (*testbed.Bed, *redistest.Proxy) {
 func orderKey(r *http.Request) (string, error) { return "order:" + r.PathValue("id"), nil }
 
 // lock guards the order with a policy.
-func lock(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.Option) Lock {
+func lock(b *testbed.Fixture, policy core.ConflictPolicy, opts ...httplock.Option) Lock {
 	return Lock{b.Locker.Guard(policy), orderKey, opts}
 }
 
@@ -197,7 +197,7 @@ func (t *fixture) pause(ch <-chan struct{}) {
 }
 
 // onConflict calls f when the next call meets a held key.
-func (t *fixture) onConflict(b *testbed.Bed, f func()) {
+func (t *fixture) onConflict(b *testbed.Fixture, f func()) {
 	t.Helper()
 	for len(b.Conflicts) > 0 {
 		<-b.Conflicts

@@ -20,7 +20,7 @@ import (
 )
 
 // store is where b's guards keep responses.
-func (t *fixture) store(b *testbed.Bed) *idempotency.Store {
+func (t *fixture) store(b *testbed.Fixture) *idempotency.Store {
 	t.Helper()
 	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)
@@ -28,7 +28,7 @@ func (t *fixture) store(b *testbed.Bed) *idempotency.Store {
 }
 
 // remembering is a lock that looks at Idempotency-Key.
-func (t *fixture) remembering(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
+func (t *fixture) remembering(b *testbed.Fixture, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
 	t.Helper()
 	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.WithAnonymous())
 }
@@ -87,7 +87,7 @@ func (t *fixture) requireRanAgain(resp testbed.Answer) {
 // madeTwice: the second has the first one's response, whoever has the key, and nothing
 // behind the guard runs for it.
 func madeTwice(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
 	for name, test := range map[string]struct {
 		handler Handler
@@ -158,7 +158,7 @@ func madeTwice(t *fixture) {
 // errorsStored: what the framework makes of a handler's error is its response, and is
 // made once.
 func errorsStored(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, test := range map[string]struct {
 		err  error
 		runs int
@@ -189,7 +189,7 @@ func errorsStored(t *fixture) {
 
 // failuresRunAgain: what failed may be tried again, and so may what only asks for that.
 func failuresRunAgain(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, first := range map[string]Handler{
 		"a status alone": func(w http.ResponseWriter, _ *http.Request) error {
 			w.WriteHeader(http.StatusInternalServerError)
@@ -232,7 +232,7 @@ func failuresRunAgain(t *fixture) {
 
 // otherPrincipal: whoever guesses another's key does not see the other's response, however the two say who they are.
 func otherPrincipal(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, carrier := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Shop-Pass"} {
 		handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
 			_, err := io.WriteString(w, "for "+r.Header.Get(carrier))
@@ -258,7 +258,7 @@ func otherPrincipal(t *fixture) {
 }
 
 func otherPayload(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	handler, runs := counted(ok)
 	s := t.serve(orders(handler, t.remembering(b, nil)))
 	first := t.keyed(s, "k", "{}")
@@ -276,7 +276,7 @@ func otherPayload(t *fixture) {
 
 // samePayload: a client's library may write one payload in several ways.
 func samePayload(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
 		if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
 			assert.NoError(t, r.ParseMultipartForm(1<<20))
@@ -315,7 +315,7 @@ func samePayload(t *fixture) {
 // inProgress: the same request again meets the guard's policy, and has the response if
 // it waits for it.
 func inProgress(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	entered, gate := make(chan struct{}, 10), make(chan struct{})
 	handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
 		entered <- struct{}{}
@@ -345,7 +345,7 @@ func inProgress(t *fixture) {
 }
 
 func keyMissing(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	s := t.serve(orders(t.mustNotRun, t.remembering(b, nil, httplock.RequireIdempotencyKey())))
 	testbed.RequireProblem(t, t.post(s, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
 	testbed.RequireProblem(t, t.keyed(s, "a b", "{}"), http.StatusBadRequest, "idempotency-key-malformed", false)

@@ -19,7 +19,7 @@ import (
 )
 
 // keyed guards the order by a key function.
-func keyed(b *testbed.Bed, key httplock.KeyFunc) Lock {
+func keyed(b *testbed.Fixture, key httplock.KeyFunc) Lock {
 	return Lock{b.Locker.Guard(core.RejectConflicts), key, nil}
 }
 
@@ -37,7 +37,7 @@ func keyTo(keys chan<- string) Handler {
 
 // decodedOnce: however a client writes a path, a value has one key, and two values never have the same.
 func decodedOnce(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	keys := make(chan string, 1)
 	s := t.serve(App{Routes: []Route{
 		order(http.MethodPost, keyTo(keys), keyed(b, httplock.Param("", "id"))),
@@ -62,7 +62,7 @@ func decodedOnce(t *fixture) {
 
 // aliases: what a service takes for one thing has one key, however it is written.
 func aliases(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	const id = "F81D4FAE-7dec-11d0-a765-00a0c91e6bf6"
 	for name, c := range map[string]struct {
 		key     httplock.KeyFunc
@@ -107,7 +107,7 @@ func aliases(t *fixture) {
 
 // forms: a field of a form makes the key, and the handler has the whole form.
 func forms(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		lease, held := core.LeaseFrom(r.Context())
 		if assert.True(t, held) {

@@ -18,7 +18,7 @@ import (
 )
 
 func runsUnderItsLease(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	var during context.Context
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		during = r.Context()
@@ -37,7 +37,7 @@ func runsUnderItsLease(t *fixture) {
 
 func oneAtATime(t *fixture) {
 	const others = 20
-	b := t.bed()
+	b := t.setUp()
 	var inside atomic.Int64
 	entered, gate := make(chan struct{}, others+1), make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -103,7 +103,7 @@ func (s spy) requireRestored(t *fixture) {
 }
 
 func requestRestored(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	seen := make(chan spy, 1)
 	panics := false
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -125,7 +125,7 @@ func requestRestored(t *fixture) {
 }
 
 // loseLease loses the lease of the handler that calls it.
-func (t *fixture) loseLease(b *testbed.Bed, r *http.Request) {
+func (t *fixture) loseLease(b *testbed.Fixture, r *http.Request) {
 	b.LoseLeases(t)
 	t.pause(r.Context().Done())
 	assert.ErrorIs(t, context.Cause(r.Context()), core.ErrLeaseLost)
@@ -136,7 +136,7 @@ func shortLease() core.Option { return core.WithTTL(time.Second) }
 
 // lostLease: the client learns that nobody knows, and the log that the lease was lost, once.
 func lostLease(t *fixture) {
-	b, said := t.bed(), &testbed.Log{}
+	b, said := t.setUp(), &testbed.Log{}
 	locker := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), shortLease(), core.WithLogger(said.Logger()))
 	guard := Lock{locker.Guard(core.RejectConflicts), orderKey, []httplock.Option{httplock.WithLogger(said.Logger())}}
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -161,7 +161,7 @@ func lostLease(t *fixture) {
 }
 
 func lostLeaseBegun(t *fixture) {
-	b := t.bed(shortLease())
+	b := t.setUp(shortLease())
 	for name, test := range map[string]struct {
 		before, after bool // the handler writes
 		flush         bool
@@ -205,7 +205,7 @@ func lostLeaseBegun(t *fixture) {
 }
 
 func innerConflict(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	parking := &testbed.Parking{}
 	between := 0
 	inner := Lock{b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "inner", nil }, nil}

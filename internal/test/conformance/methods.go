@@ -43,7 +43,7 @@ func safeMethodsPass(t *fixture) {
 }
 
 func safeMethodsLocked(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	handler := Handler(t.mustNotRun)
 	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) },
 		lock(b, nil, httplock.WithLockedSafeMethods())))
@@ -65,7 +65,7 @@ func safeMethodsLocked(t *fixture) {
 }
 
 func safeMethodsShared(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	inside := make(chan string, len(readMethods))
 	release := make(chan struct{})
 	held := true
@@ -112,7 +112,7 @@ func safeMethodsShared(t *fixture) {
 }
 
 func skips(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	b.Hold(t)
 	dry := httplock.WithSkip(func(r *http.Request) bool { return r.Header.Get("X-Dry-Run") != "" })
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -129,7 +129,7 @@ func skips(t *fixture) {
 
 // unmatched checks an app whose guard is for POST of the order, and needs Redis,
 // which is away.
-func unmatched(t *fixture, b *testbed.Bed, app App) {
+func unmatched(t *fixture, b *testbed.Fixture, app App) {
 	t.Helper()
 	s := t.serve(app)
 	require.Equal(t, http.StatusNotFound, t.send(s, http.MethodPost, "/nowhere", "").Status)

@@ -18,7 +18,7 @@ import (
 // streamsNotStored: nobody knows how much of a stream the client has seen. It is not
 // kept, but neither does it run again.
 func streamsNotStored(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, flush := range map[string]func(http.ResponseWriter) error{
 		"ResponseController": func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() },
 		"Flusher": func(w http.ResponseWriter) error {
@@ -46,7 +46,7 @@ func streamsNotStored(t *fixture) {
 
 // hijackedNotStored: nobody knows what was said. It runs again.
 func hijackedNotStored(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, hijack := range map[string]func(http.ResponseWriter) (net.Conn, error){
 		"ResponseController": func(w http.ResponseWriter) (net.Conn, error) {
 			conn, _, err := http.NewResponseController(w).Hijack()
@@ -81,7 +81,7 @@ func hijackedNotStored(t *fixture) {
 
 // innerNotStored: that a guard further in refused says nothing of the work.
 func innerNotStored(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	handler, runs := counted(ok)
 	// It does not ask for the same request again, which would not be kept whoever said so.
 	refuse := func(w http.ResponseWriter, _ *http.Request, _ *httplock.Problem) {
@@ -115,7 +115,7 @@ func parkedOnce(t *fixture) {
 		_, err := io.WriteString(w, "made\n")
 		return err
 	})
-	d := t.openParking(handler, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(handler, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return t.remembering(b, delayqueue.Policy(q)), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
@@ -140,7 +140,7 @@ func parkedOnce(t *fixture) {
 
 // writerRestored: what has the response kept is gone when the guard is.
 func writerRestored(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	panics := false
 	type writers struct{ before, after []http.ResponseWriter }
 	seen := make(chan writers, 1)

@@ -80,7 +80,7 @@ func oneOutcome(t *fixture) {
 }
 
 func (t *fixture) outcomesOfRefusals(l *ledger) {
-	b := t.bed(shortLease())
+	b := t.setUp(shortLease())
 	said := &testbed.Log{}
 	for _, x := range refusals(t.store(b)) {
 		if x.kind == "" {
@@ -105,7 +105,7 @@ func (t *fixture) outcomesOfRefusals(l *ledger) {
 }
 
 func (t *fixture) outcomesOfHandlers(l *ledger) {
-	b := t.bed(shortLease())
+	b := t.setUp(shortLease())
 	answering := func(status int, body string) Handler {
 		return func(w http.ResponseWriter, _ *http.Request) error {
 			if status != 0 {
@@ -175,7 +175,7 @@ func (t *fixture) outcomesOfHandlers(l *ledger) {
 }
 
 func (t *fixture) outcomesOfWaiting(l *ledger) {
-	b := t.bed()
+	b := t.setUp()
 	s := t.serve(orders(ok, lock(b, retry.Policy{MaxWait: time.Minute}, l.option())))
 	t.onConflict(b, b.Hold(t))
 	t.requireOK(t.post(s, "x"))
@@ -206,7 +206,7 @@ func (t *fixture) outcomesOfWaiting(l *ledger) {
 }
 
 func (t *fixture) outcomesOfDuplicates(l *ledger) {
-	b := t.bed()
+	b := t.setUp()
 	large := func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusCreated)
 		_, err := io.WriteString(w, text(100))
@@ -237,7 +237,7 @@ func (t *fixture) outcomesOfReplays(l *ledger) {
 	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusTeapot)
 		return nil
-	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	}, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		x := t.remembering(b, delayqueue.Policy(q))
 		x.Options = append(x.Options, l.option())
 		return x, nil
@@ -267,7 +267,7 @@ func (o panickingObserver) OnOutcome(_ context.Context, e httplock.Outcome) {
 
 // observerPanics: no request suffers for it.
 func observerPanics(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	said := &testbed.Log{}
 	o := panickingObserver{make(chan httplock.Outcome, 10)}
 	opts := []httplock.Option{httplock.WithObserver(o), httplock.WithLogger(said.Logger())}

@@ -24,7 +24,7 @@ func panicking(value any) Handler {
 func (t *fixture) notCaught(said string) { assert.NotContains(t, said, "panic serving") }
 
 func recoveryOutside(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, value := range panicValues {
 		seen := make(chan spy, 1)
 		free := Middleware(func(c Context) error {
@@ -46,7 +46,7 @@ func recoveryOutside(t *fixture) {
 }
 
 func recoveryInside(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, value := range panicValues {
 		seen := make(chan spy, 1)
 		engine := t.adapter.New(orders(panicking(value), spying(seen), lock(b, nil), Recovery{}))
@@ -62,7 +62,7 @@ func recoveryInside(t *fixture) {
 }
 
 func noRecovery(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, value := range panicValues {
 		s := t.start(t.adapter.New(orders(panicking(value), lock(b, nil))), func(said string) {
 			if value == http.ErrAbortHandler { //nolint:errorlint // the very value
@@ -78,7 +78,7 @@ func noRecovery(t *fixture) {
 }
 
 func panicOfKey(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	seen := make(chan spy, 1)
 	l := Lock{b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { panic("mine") }, nil}
 	s := t.start(t.adapter.New(orders(t.mustNotRun, Recovery{}, spying(seen), l)), t.notCaught)
@@ -91,7 +91,7 @@ func panicOfKey(t *fixture) {
 // handlerError: what a handler returns is not for the guard, even if it looks like
 // an outcome of one.
 func handlerError(t *fixture) {
-	b := t.bed(shortLease())
+	b := t.setUp(shortLease())
 	parking := &testbed.Parking{}
 	for _, theirs := range []error{errors.New("theirs"), &core.ConflictError{Key: "theirs"}, core.ErrUnavailable} {
 		seen := make(chan spy, 1)

@@ -22,20 +22,20 @@ import (
 
 // parkingSite is a site that parks, and whose tickets can be seen.
 type parkingSite struct {
-	*testbed.Bed
+	*testbed.Fixture
 	*site
 	queue *delayqueue.Queue
 }
 
 // openParking serves h at the order, behind a guard that parks, and whatever is
 // between the two.
-func (t *fixture) openParking(h Handler, configure func(b *testbed.Bed, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
+func (t *fixture) openParking(h Handler, configure func(b *testbed.Fixture, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
-	d := &parkingSite{Bed: t.bed()}
+	d := &parkingSite{Fixture: t.setUp()}
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
 	require.NoError(t, err)
-	l, behind := configure(d.Bed, d.queue)
+	l, behind := configure(d.Fixture, d.queue)
 	l.Options = append(l.Options, httplock.WithStatusPath("/tickets/"))
 	tickets := func(w http.ResponseWriter, r *http.Request) error {
 		httplock.TicketHandler(d.queue, func(*http.Request, delayqueue.Status) bool { return true }).ServeHTTP(w, r)
@@ -50,7 +50,7 @@ func (t *fixture) openParking(h Handler, configure func(b *testbed.Bed, q *delay
 }
 
 // parks is how most of them are configured.
-func parks(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+func parks(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 	return lock(b, delayqueue.Policy(q), httplock.WithAnonymous()), nil
 }
 
@@ -141,7 +141,7 @@ func parkedRunOnce(t *fixture) {
 		defer mu.Unlock()
 		ran[body]++
 		return ok(w, r)
-	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	}, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(q)}, httplock.WithAnonymous()), nil
 	})
 	release := d.Hold(t)
@@ -174,7 +174,7 @@ func parkedRunOnce(t *fixture) {
 }
 
 func overTheCap(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	b.Hold(t)
 	parking := &testbed.Parking{}
 	s := t.serve(orders(t.mustNotRun, lock(b, parking, httplock.WithMaxBody(1000))))
@@ -199,7 +199,7 @@ func overTheCap(t *fixture) {
 }
 
 func failedReplays(t *fixture) {
-	inner, tries := make(chan *testbed.Bed, 1), atomic.Int64{}
+	inner, tries := make(chan *testbed.Fixture, 1), atomic.Int64{}
 	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		switch r.URL.RawQuery {
 		case "panic":
@@ -214,7 +214,7 @@ func failedReplays(t *fixture) {
 			}
 		}
 		return ok(w, r)
-	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	}, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
 		return lock(b, delayqueue.Policy(q), httplock.WithAnonymous(), httplock.WithRetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{httplock.WithAnonymous()}}}
@@ -247,7 +247,7 @@ func failedReplays(t *fixture) {
 
 func forbiddenReplay(t *fixture) {
 	reached := make(chan string, 10)
-	d := t.openParking(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(t.mustNotRun, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, delayqueue.Policy(q), sentBy("bob"), httplock.WithReauthorize(func(_ *http.Request, principal string) error {
 			reached <- principal
 			return httplock.ErrForbidden

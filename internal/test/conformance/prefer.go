@@ -37,7 +37,7 @@ func requirePreferred(t *fixture, resp testbed.Answer, applied ...string) {
 
 // prefersWait: a client may wait for less than the policy lets it.
 func prefersWait(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.WithPrefer())))
 	release := b.Hold(t)
 	resp := t.preferring(s, "wait=0")
@@ -73,7 +73,7 @@ func prefersWait(t *fixture) {
 
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
 func prefersAsync(t *fixture) {
-	d := t.openParking(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(ok, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.WithAnonymous(), httplock.WithPrefer()), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
@@ -87,13 +87,13 @@ func prefersAsync(t *fixture) {
 		locations = append(locations, testbed.RequireParked(t, resp))
 		requirePreferred(t, resp, test.applied...)
 	}
-	t.onConflict(d.Bed, release)
+	t.onConflict(d.Fixture, release)
 	resp := t.post(d.site, "x")
 	t.requireOK(resp)
 	requirePreferred(t, resp)
 	for name, l := range map[string]Lock{
-		"parks anyway":                  lock(d.Bed, delayqueue.Policy(d.queue), httplock.WithAnonymous(), httplock.WithPrefer()),
-		"waits for no longer than that": lock(d.Bed, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.WithAnonymous(), httplock.WithPrefer()),
+		"parks anyway":                  lock(d.Fixture, delayqueue.Policy(d.queue), httplock.WithAnonymous(), httplock.WithPrefer()),
+		"waits for no longer than that": lock(d.Fixture, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.WithAnonymous(), httplock.WithPrefer()),
 	} {
 		s := t.serve(orders(t.mustNotRun, l))
 		release := d.Hold(t)
@@ -113,16 +113,16 @@ func preferIsTheHandlers(t *fixture) {
 	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
 		return ok(w, r)
-	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	}, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.WithAnonymous()), nil
 	})
-	t.onConflict(d.Bed, d.Hold(t))
+	t.onConflict(d.Fixture, d.Hold(t))
 	resp := t.preferring(d.site, "respond-async, wait=0")
 	t.requireOK(resp)
 	require.NotContains(t, resp.Header, "Vary")
 	require.NotContains(t, resp.Header, "Preference-Applied")
 
-	b := t.bed()
+	b := t.setUp()
 	b.Hold(t)
 	resp = t.preferring(t.serve(orders(t.mustNotRun, lock(b, &testbed.Parking{}))), "respond-async")
 	require.Equal(t, http.StatusAccepted, resp.Status)

@@ -26,7 +26,7 @@ import (
 )
 
 func refuses(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, policy := range map[string]core.ConflictPolicy{
 		"reject":                nil,
 		"retry used up":         retry.Policy{MaxWait: 10 * time.Millisecond},
@@ -50,7 +50,7 @@ func refuses(t *fixture) {
 }
 
 func namesTheRoute(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	b.Hold(t)
 	s := t.serve(orders(t.mustNotRun, lock(b, nil)))
 	t.post(s, "")
@@ -144,7 +144,7 @@ func keyErrors(t *fixture) {
 // keyHelpers: package httplock's key functions find what the framework's router
 // found, and leave the body to the handler.
 func keyHelpers(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	const body = `{"order": {"id": "` + testbed.Secret + `"}}`
 	for name, key := range map[string]httplock.KeyFunc{
 		"param":  httplock.Param("order:", "id"),
@@ -175,7 +175,7 @@ func keyHelpers(t *fixture) {
 }
 
 func mistakesPanic(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	guard := b.Locker.Guard(core.RejectConflicts)
 	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
 	require.NoError(t, err)
@@ -293,7 +293,7 @@ func refusals(store *idempotency.Store) []refusal {
 // sameBytes compares status, headers and body with those of package httplock. What
 // middleware in front has said of a response of its own is taken back in both.
 func sameBytes(t *fixture) {
-	b := t.bed(shortLease())
+	b := t.setUp(shortLease())
 	said := &testbed.Log{}
 	for _, x := range refusals(t.store(b)) {
 		release := func() {}
@@ -309,7 +309,7 @@ func sameBytes(t *fixture) {
 }
 
 // refused is the answer to x, without what differs from one time to the next.
-func (t *fixture) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
+func (t *fixture) refused(b *testbed.Fixture, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
 	t.Helper()
 	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
 	if x.key != nil {

@@ -43,7 +43,7 @@ func (t *fixture) parkMany(d *parkingSite, n int) (ids []string) {
 // lostGuard: the release that runs the requests has no guard at their route.
 func lostGuard(t *fixture) {
 	mayStill := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
-	d := t.openParking(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(t.mustNotRun, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, delayqueue.Policy(q), sentBy("bob"), mayStill), nil
 	})
 	const requests = 20
@@ -88,7 +88,7 @@ func panickedReplays(t *fixture) {
 			panic(panicValues[i%len(panicValues)])
 		}
 		return ok(w, r)
-	}, Recovery{}, lock(d.Bed, nil)))
+	}, Recovery{}, lock(d.Fixture, nil)))
 	s := t.ended(d, ids[0], delayqueue.StateDead)
 	require.Equal(t, 2, s.Attempts)
 	require.Contains(t, s.Cause, "panic: boom")

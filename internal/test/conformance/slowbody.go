@@ -130,7 +130,7 @@ func (t *fixture) postMany(s *site, n int, atOnce bool, answers chan<- testbed.A
 // slowBody: nobody waits for a client that has not sent its body, in front of it or behind.
 func slowBody(t *fixture) {
 	const others = 20
-	b := t.bed()
+	b := t.setUp()
 	body := text(10_000)
 	for name, policy := range policies() {
 		for _, held := range []bool{false, true} {
@@ -185,7 +185,7 @@ func slowBody(t *fixture) {
 
 // lateBody: what does not come in time is refused before it has the key.
 func lateBody(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, policy := range policies() {
 		for _, stalls := range []bool{false, true} {
 			t.overBoth(func() App {
@@ -206,7 +206,7 @@ func lateBody(t *fixture) {
 // lateRest: a handler that reads more than was read before its key does not have it for as
 // long as the client likes.
 func lateRest(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, stalls := range []bool{false, true} {
 		for _, reads := range []bool{false, true} {
 			t.overBoth(func() App {
@@ -244,7 +244,7 @@ func lateRest(t *fixture) {
 // bodyInTime: a limit that was kept leaves no trace, neither in the handler's ctx nor on the
 // connection.
 func bodyInTime(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, size := range []int{100, 100_000} {
 		t.overBoth(func() App {
 			return orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -272,7 +272,7 @@ func bodyInTime(t *fixture) {
 
 // streamedBody: the handler of a route that streams reads while the client sends.
 func streamedBody(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	begun := make(chan struct{}, 1)
 	t.overBoth(func() App {
 		return orders(func(w http.ResponseWriter, r *http.Request) error {

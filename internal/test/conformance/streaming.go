@@ -21,7 +21,7 @@ import (
 
 // streaming posts to a handler that writes a line, flushes it and waits for more
 // before it writes the next one. It returns when the first line is there.
-func (t *fixture) streaming(b *testbed.Bed, flush func(http.ResponseWriter) error) (more func(), rest func() string) {
+func (t *fixture) streaming(b *testbed.Fixture, flush func(http.ResponseWriter) error) (more func(), rest func() string) {
 	t.Helper()
 	on := make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -62,7 +62,7 @@ func (t *fixture) streaming(b *testbed.Bed, flush func(http.ResponseWriter) erro
 }
 
 func flushes(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, flush := range []func(http.ResponseWriter) error{
 		func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() },
 		func(w http.ResponseWriter) error {
@@ -83,7 +83,7 @@ func flushes(t *fixture) {
 }
 
 func streamsEvents(t *fixture) {
-	b := t.bed(core.WithTTL(900 * time.Millisecond))
+	b := t.setUp(core.WithTTL(900 * time.Millisecond))
 	more, rest := t.streaming(b, func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() })
 	for range 5 { // well over one lease
 		await(t, b.Renewals, "the lease is renewed")
@@ -101,7 +101,7 @@ func sayHijacked(conn net.Conn) error {
 }
 
 func hijacks(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for _, hijack := range []func(http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error){
 		func(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
 			return http.NewResponseController(w).Hijack()
@@ -128,7 +128,7 @@ func hijacks(t *fixture) {
 }
 
 func responseController(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		c := http.NewResponseController(w)
 		assert.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
@@ -147,7 +147,7 @@ func responseController(t *fixture) {
 // uploads: net/http removes the files of a form that it finds in its own request,
 // which is not the one that the handler has.
 func uploads(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	var name string
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		if !assert.NoError(t, r.ParseMultipartForm(1)) {

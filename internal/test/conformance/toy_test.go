@@ -121,19 +121,19 @@ func middleware(l conformance.Lock) *httplock.Middleware {
 }
 
 func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange {
-	outer, tapped := *c, false
+	outer, teed := *c, false
 	return httplock.Exchange{
 		Writer: c.w, Request: c.r, Name: c.route,
 		Key: func() (string, error) { return key(c.r) },
 		Next: func(r *http.Request) {
 			defer func() { c.w, c.r = outer.w, outer.r }()
 			c.r = r
-			if *err = c.next(); tapped && c.began.status == 0 {
+			if *err = c.next(); teed && c.began.status == 0 {
 				c.answer(*err)
 				*err = nil
 			}
 		},
-		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, tapped = wrap(c.w), true },
+		Tee:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, teed = wrap(c.w), true },
 		Written: func() bool { return c.began.status != 0 },
 		Status: func() int {
 			if *err != nil {

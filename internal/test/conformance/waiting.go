@@ -29,7 +29,7 @@ func readTwice(t *fixture, r *http.Request) string {
 
 func waits(t *fixture) {
 	const more = 10
-	b := t.bed()
+	b := t.setUp()
 	inside, entered, waiting := make(chan struct{}, 1), make(chan struct{}, more+2), make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		select {
@@ -67,7 +67,7 @@ func waits(t *fixture) {
 }
 
 func bodyAfterWaiting(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, test := range map[string]struct{ size, most int }{
 		"no body":      {0, 1 << 20},
 		"in memory":    {100_000, 1 << 20},
@@ -94,7 +94,7 @@ func bodyAfterWaiting(t *fixture) {
 }
 
 func bodyReplaced(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	key := func(r *http.Request) (string, error) {
 		content, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -129,7 +129,7 @@ func bodyReplaced(t *fixture) {
 // goneWhileWaiting: net/http notices that a client left only once the body was
 // read, which here nobody but the guard can have done.
 func goneWhileWaiting(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, body := range map[string]string{"no body": "", "unread body": text(500_000)} {
 		release := b.Hold(t)
 		seen := make(chan spy, 1)
@@ -145,7 +145,7 @@ func goneWhileWaiting(t *fixture) {
 }
 
 func goneMidHandler(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	seen, ran := make(chan spy, 1), make(chan struct{})
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()

@@ -29,7 +29,7 @@ func (s *sends) Read(p []byte) (int, error) {
 
 // asksFirst: a client with Expect: 100-continue hears of a held key before it sends its body.
 func asksFirst(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, size := range map[string]int{"HTTP/1.1": 1000, "HTTP/2": 100_000} { // over HTTP/2 short ones are read
 		body := text(size)
 		s := t.serveOver(name == "HTTP/2", orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -63,7 +63,7 @@ func asksFirst(t *fixture) {
 // boundedBodies: what bodies take up that wait is bounded, and free again when they have waited.
 func boundedBodies(t *fixture) {
 	const size, room = 1_000_000, 4
-	b := t.bed()
+	b := t.setUp()
 	t.overBoth(func() App {
 		return orders(func(w http.ResponseWriter, r *http.Request) error {
 			assert.Len(t, readTwice(t, r), size)
@@ -100,7 +100,7 @@ func boundedBodies(t *fixture) {
 // boundedWaiters: a principal has no more requests waiting than it may.
 func boundedWaiters(t *fixture) {
 	const most = 2
-	b := t.bed()
+	b := t.setUp()
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
 	s := t.serve(orders(ok, lock(b, retry.Policy{MaxWait: time.Minute}, httplock.WithMaxWaitersPerPrincipal(most), httplock.WithPrincipal(user))))
 	for range 2 { // what has waited does not count any more
@@ -133,7 +133,7 @@ func boundedWaiters(t *fixture) {
 
 // brokenBody: a client that leaves while it sends its body, or sends less than it said, leaves nothing behind.
 func brokenBody(t *fixture) {
-	b := t.bed()
+	b := t.setUp()
 	for name, policy := range policies() {
 		arrived, front := arrivals()
 		t.overBoth(func() App {

@@ -18,7 +18,7 @@ import (
 // selfCalls: a handler that asks its own service for its own key is told so, and one that asks for another key is not
 // held up.
 func selfCalls(t *fixture) {
-	b, said := t.bed(), &testbed.Log{}
+	b, said := t.setUp(), &testbed.Log{}
 	var s *site
 	answers := make(chan testbed.Answer, 1)
 	outer := func(w http.ResponseWriter, r *http.Request) error {
@@ -77,7 +77,7 @@ func selfCalls(t *fixture) {
 
 // timeoutInFront: a handler that ignores its ctx keeps its key after its client was answered.
 func timeoutInFront(t *fixture) {
-	b, l := t.bed(), t.keepLedger()
+	b, l := t.setUp(), t.keepLedger()
 	release, returned := make(chan struct{}), make(chan error, 1)
 	app := orders(func(w http.ResponseWriter, r *http.Request) error {
 		switch r.URL.Query().Get("be") {

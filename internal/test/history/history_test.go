@@ -234,7 +234,7 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-func TestACutHistoryKeepsItsFences(t *testing.T) {
+func TestHistory_CutKeepsItsFences(t *testing.T) {
 	t.Parallel()
 	b := told()
 	for i := range int64(10) {
@@ -252,7 +252,7 @@ func TestACutHistoryKeepsItsFences(t *testing.T) {
 	require.Len(t, cut(lockEvents(told().kept(1, 0, 5).hold(2, 20, 30).hold(3, 100, 110).ops, Rules{})), 2)
 }
 
-func TestWhatAKilledProcessWroteIsRead(t *testing.T) {
+func TestHistory_ReadsWhatAKilledProcessWrote(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")

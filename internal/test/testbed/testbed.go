@@ -30,8 +30,8 @@ const (
 // left may still be in Redis's queue for an instant.
 const timeout = 5 * time.Second
 
-// Bed is a Redis, the Locker under test and its rival.
-type Bed struct {
+// Fixture is a Redis, the Locker under test and its rival.
+type Fixture struct {
 	Redis  *redis.Client
 	Prefix string
 	Locker *core.Locker
@@ -47,30 +47,30 @@ type Conflict struct{ Key, Name string }
 
 type watcher struct {
 	core.NopObserver
-	b *Bed
+	f *Fixture
 }
 
-func (w watcher) OnRenewed(_ context.Context, e core.Renewed) { w.b.Renewals <- e }
+func (w watcher) OnRenewed(_ context.Context, e core.Renewed) { w.f.Renewals <- e }
 
 func (w watcher) OnWaiting(_ context.Context, e core.Waiting) {
-	w.b.Conflicts <- Conflict{e.Key, e.Name}
+	w.f.Conflicts <- Conflict{e.Key, e.Name}
 }
 
 func (w watcher) OnOutcome(_ context.Context, e core.Outcome) {
 	if refused := e.Kind == core.OutcomeConflict || e.Kind == core.OutcomeDeferred; refused && !e.DidWait {
-		w.b.Conflicts <- Conflict{e.Key, e.Name}
+		w.f.Conflicts <- Conflict{e.Key, e.Name}
 	}
 }
 
-// New makes a Bed on env. The options are for the Locker under test.
-func New(t testing.TB, env *redistest.Env, opts ...core.Option) *Bed {
+// New makes a Fixture on env. The options are for the Locker under test.
+func New(t testing.TB, env *redistest.Env, opts ...core.Option) *Fixture {
 	t.Helper()
 	return On(t, env.Client(t), env.Prefix, opts...)
 }
 
-// NewFragile makes a Bed on an embedded Redis that the test may break. Its client
+// NewFragile makes a Fixture on an embedded Redis that the test may break. Its client
 // is FragileClient's.
-func NewFragile(t testing.TB) (*Bed, *embedded.Server) {
+func NewFragile(t testing.TB) (*Fixture, *embedded.Server) {
 	t.Helper()
 	server, err := embedded.Start()
 	require.NoError(t, err)
@@ -86,14 +86,14 @@ func FragileClient(t testing.TB, addr string) *redis.Client {
 	return redistest.Client(t, &redis.Options{Addr: addr, PoolSize: 1000, MaxRetries: -1, DialerRetries: 1})
 }
 
-// On makes a Bed on rdb.
-func On(t testing.TB, rdb *redis.Client, prefix string, opts ...core.Option) *Bed {
+// On makes a Fixture on rdb.
+func On(t testing.TB, rdb *redis.Client, prefix string, opts ...core.Option) *Fixture {
 	t.Helper()
-	b := &Bed{
+	b := &Fixture{
 		Redis: rdb, Prefix: prefix,
 		Conflicts: make(chan Conflict, 10000), Renewals: make(chan core.Renewed, 10000),
 	}
-	b.Locker = NewLocker(t, rdb, append([]core.Option{core.WithPrefix(prefix), core.WithObserver(watcher{b: b})}, opts...)...)
+	b.Locker = NewLocker(t, rdb, append([]core.Option{core.WithPrefix(prefix), core.WithObserver(watcher{f: b})}, opts...)...)
 	b.Rival = NewLocker(t, rdb, core.WithPrefix(prefix))
 	return b
 }
@@ -109,13 +109,13 @@ func NewLocker(t testing.TB, rdb redis.UniversalClient, opts ...core.Option) *co
 
 // Hold takes the order's key away, until the end of the test or of release, which
 // may be called twice.
-func (b *Bed) Hold(t testing.TB) (release func()) {
+func (b *Fixture) Hold(t testing.TB) (release func()) {
 	t.Helper()
 	return b.HoldKey(t, OrderKey)
 }
 
 // HoldKey is Hold for any key.
-func (b *Bed) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (release func()) {
+func (b *Fixture) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
@@ -128,7 +128,7 @@ func (b *Bed) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (rel
 }
 
 // RequireFree checks that the order is held by nobody.
-func (b *Bed) RequireFree(t testing.TB) {
+func (b *Fixture) RequireFree(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -138,7 +138,7 @@ func (b *Bed) RequireFree(t testing.TB) {
 }
 
 // AssertHeld checks that the order is held by somebody.
-func (b *Bed) AssertHeld(t testing.TB) {
+func (b *Fixture) AssertHeld(t testing.TB) {
 	t.Helper()
 	lease, err := b.Rival.TryAcquire(context.Background(), OrderKey)
 	if assert.ErrorIs(t, err, core.ErrConflict, "the key is not held") || err != nil {
@@ -148,7 +148,7 @@ func (b *Bed) AssertHeld(t testing.TB) {
 }
 
 // LoseLeases takes every record of a lease out of Redis.
-func (b *Bed) LoseLeases(t testing.TB) {
+func (b *Fixture) LoseLeases(t testing.TB) {
 	t.Helper()
 	names := redistest.Keys(t, b.Redis, b.Prefix+":lock")
 	if assert.NotEmpty(t, names, "no lease to lose") {

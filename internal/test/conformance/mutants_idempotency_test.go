@@ -9,22 +9,22 @@ import (
 	"github.com/perkey-go/perkey/internal/test/conformance"
 )
 
-// tap changes how the rest of the chain is shown to a guard.
-func tap(f func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter)) func(conformance.Lock) toyHandler {
+// tee changes how the rest of the chain is shown to a guard.
+func tee(f func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter)) func(conformance.Lock) toyHandler {
 	return serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
-		x.Tap = func(wrap func(http.ResponseWriter) http.ResponseWriter) { f(c, wrap) }
+		x.Tee = func(wrap func(http.ResponseWriter) http.ResponseWriter) { f(c, wrap) }
 		m.Serve(x)
 	})
 }
 
-// untapped is a writer whose streams pass the tap by.
-type untapped struct {
+// pastTee is a writer whose streams pass the tee by.
+type pastTee struct {
 	*toyWriter
-	tap http.ResponseWriter
+	tee http.ResponseWriter
 }
 
-func (w untapped) WriteHeader(status int)      { w.tap.WriteHeader(status) }
-func (w untapped) Write(p []byte) (int, error) { return w.tap.Write(p) }
+func (w pastTee) WriteHeader(status int)      { w.tee.WriteHeader(status) }
+func (w pastTee) Write(p []byte) (int, error) { return w.tee.Write(p) }
 
 // invariable is a writer whose responses depend on nothing.
 type invariable struct{ http.ResponseWriter }
@@ -34,29 +34,29 @@ func (w invariable) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// onceMutants are mistakes with requests that are made twice, and with what clients prefer.
-var onceMutants = map[string]mutant{
+// idempotencyMutants are mistakes with requests that are made twice, and with what clients prefer.
+var idempotencyMutants = map[string]mutant{
 	"shows no response": {
-		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { wrap(c.w) }),
+		perKey: tee(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { wrap(c.w) }),
 		fails: map[string]string{
 			"Idempotency-Key: runs once": "Not equal", "Idempotency-Key: failures run again": "Idempotent-Replayed",
 			"Idempotency-Key: a stream is not kept": "409", "Idempotency-Key: a hijacked connection is not kept": "hijacked",
 			"Idempotency-Key: parked once": "201", "Idempotency-Key: in progress": "Not equal",
 		},
 	},
-	"has no Tap": {
+	"has no Tee": {
 		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
-			x.Tap = nil
+			x.Tee = nil
 			m.Serve(x)
 		}),
-		fails: map[string]string{"Idempotency-Key: runs once": "its Exchange has no Tap", "Idempotency-Key: parked once": "its Exchange has no Tap"},
+		fails: map[string]string{"Idempotency-Key: runs once": "its Exchange has no Tee", "Idempotency-Key: parked once": "its Exchange has no Tee"},
 	},
 	"does not restore the writer": {
 		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
-			tap, rest := x.Tap, x.Next
+			tee, rest := x.Tee, x.Next
 			left := c.w
-			x.Tap = func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-				tap(wrap)
+			x.Tee = func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+				tee(wrap)
 				left = c.w
 			}
 			x.Next = func(r *http.Request) {
@@ -80,12 +80,12 @@ var onceMutants = map[string]mutant{
 		fails: map[string]string{"Idempotency-Key: handler's error": "is not returned to be answered again"},
 	},
 	"answers errors too late": {
-		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { c.w = wrap(c.w) }),
+		perKey: tee(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { c.w = wrap(c.w) }),
 		fails:  map[string]string{"Idempotency-Key: handler's error": "Not equal"},
 	},
-	"streams past the tap": {
-		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) {
-			c.w = untapped{c.began, wrap(c.w)}
+	"streams past the tee": {
+		perKey: tee(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) {
+			c.w = pastTee{c.began, wrap(c.w)}
 		}),
 		fails: map[string]string{
 			"Idempotency-Key: a stream is not kept": "409", "Idempotency-Key: a hijacked connection is not kept": "hijacked",
