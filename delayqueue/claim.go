@@ -59,7 +59,7 @@ func (w *fetcher) run() {
 	failures, unanswered := 0, 0 // in a row
 	defer func() {
 		if failures > 0 && token != "" {
-			w.giveBack(token)
+			w.handBackClaim(token)
 		}
 	}()
 	defer w.running.Store(false)
@@ -171,8 +171,8 @@ func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 	}
 }
 
-// giveBack settles the messages of a claim whose reply was lost before Stop.
-func (w *fetcher) giveBack(token string) {
+// handBackClaim settles the messages of a claim whose reply was lost before Stop.
+func (w *fetcher) handBackClaim(token string) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	sent := time.Now()

@@ -52,21 +52,21 @@ func (e *TicketError) Unwrap() error { return e.Err }
 
 // follow asks for the ticket of a parked request until it has ended, and returns the stored response. Any other 202 it
 // returns as it is.
-func (t *Transport) follow(r *http.Request, receipt *http.Response, giveUp time.Time) (*http.Response, error) {
+func (t *Transport) follow(r *http.Request, receipt *http.Response, until time.Time) (*http.Response, error) {
 	at, ticket := ticketOf(r, receipt)
 	if at == nil {
 		return receipt, nil
 	}
 	discard(receipt.Body)
-	ctx, cancel := context.WithDeadline(r.Context(), giveUp)
+	ctx, cancel := context.WithDeadline(r.Context(), until)
 	defer cancel()
 	wait := longPoll
 	for failures := 0; ; {
 		began := time.Now()
-		location, after, err := t.ask(ctx, r, at, min(wait, room(ctx, giveUp)), ticket)
+		location, after, err := t.ask(ctx, r, at, min(wait, room(ctx, until)), ticket)
 		switch {
 		case err == nil && ticket.State == "done":
-			return t.result(r, at, location, giveUp, ticket)
+			return t.result(r, at, location, until, ticket)
 		case err == nil && ticket.State != "queued" && ticket.State != "running":
 			return nil, ticket
 		case err == nil:
@@ -154,14 +154,14 @@ func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait 
 }
 
 // result returns the response that the replay was answered with.
-func (t *Transport) result(r *http.Request, at *url.URL, location string, giveUp time.Time, ticket *TicketError) (*http.Response, error) {
+func (t *Transport) result(r *http.Request, at *url.URL, location string, until time.Time, ticket *TicketError) (*http.Response, error) {
 	from := sameOrigin(at, location)
 	if from == nil {
 		ticket.Err = fmt.Errorf("its result is not at the ticket's origin: %q", location)
 		return nil, ticket
 	}
 	unavailable := []int{http.StatusServiceUnavailable} // any other refusal is the replay's response
-	resp, err := t.send(get(r.Context(), r, from), giveUp, unavailable)
+	resp, err := t.send(get(r.Context(), r, from), until, unavailable)
 	if err != nil {
 		ticket.Err = err
 		return nil, ticket

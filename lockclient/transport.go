@@ -103,17 +103,17 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		r.Header.Set(idempotencyKey, rand.Text())
 	}
-	giveUp := time.Now().Add(t.maxWait)
-	resp, err := t.send(r, giveUp, refusals)
+	until := time.Now().Add(t.maxWait)
+	resp, err := t.send(r, until, refusals)
 	if err != nil || resp.StatusCode != http.StatusAccepted {
 		return resp, err
 	}
-	return t.follow(r, resp, giveUp)
+	return t.follow(r, resp, until)
 }
 
 // send sends r, and waits and sends it again for as long as its connection is lost or a response of one of the statuses says when
 // to try again.
-func (t *Transport) send(r *http.Request, giveUp time.Time, statuses []int) (*http.Response, error) {
+func (t *Transport) send(r *http.Request, until time.Time, statuses []int) (*http.Response, error) {
 	ctx := r.Context()
 	for attempt := 1; ; attempt++ {
 		resp, err := t.base.RoundTrip(r)
@@ -127,13 +127,13 @@ func (t *Transport) send(r *http.Request, giveUp time.Time, statuses []int) (*ht
 		if !ok {
 			return resp, err
 		}
-		if after = max(after, minDelay); after >= room(ctx, giveUp) {
+		if after = max(after, minDelay); after >= room(ctx, until) {
 			return resp, err
 		}
 		if resp != nil {
 			discard(resp.Body)
 		}
-		if err := sleep(ctx, after+jitter(attempt, after, room(ctx, giveUp)-after)); err != nil {
+		if err := sleep(ctx, after+jitter(attempt, after, room(ctx, until)-after)); err != nil {
 			return nil, err
 		}
 		if r, err = again(r); err != nil {
@@ -169,11 +169,11 @@ func again(r *http.Request) (*http.Request, error) {
 }
 
 // room is how long there is to wait.
-func room(ctx context.Context, giveUp time.Time) time.Duration {
-	if end, ok := ctx.Deadline(); ok && end.Before(giveUp) {
-		giveUp = end
+func room(ctx context.Context, until time.Time) time.Duration {
+	if end, ok := ctx.Deadline(); ok && end.Before(until) {
+		until = end
 	}
-	return time.Until(giveUp)
+	return time.Until(until)
 }
 
 // jitter keeps requests that were refused together from coming back together: it grows with the attempts, from half of
