@@ -118,7 +118,7 @@ type WaitingTask struct {
 }
 
 // Waiting lists the tasks that were refused a key and wait for it: those that were woken first, then the others, each
-// oldest first. tasks has at most most of them, and none if most is not positive; all is how many there are. rdb is
+// oldest first. tasks has no more than most of them, and none if most is not positive; all is how many there are. rdb is
 // the client that NewServer or Configure was given, and locker is that of the guards. A task that was deleted by hand
 // stays listed until a release would wake it.
 func Waiting(ctx context.Context, rdb redis.UniversalClient, locker *core.Locker, key string, most int) (tasks []WaitingTask, all int, err error) {
