@@ -252,8 +252,8 @@ func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
 		proxy.Refuse(false)
 		tells(t, env, func(ops.Process) bool { return true }, "it is told again")
 		redistest.Eventually(t, func() bool { return len(log.lines()) == 2 }, "both changes are logged, once")
-		assert.Contains(t, log.lines()[0], "does not take")
-		assert.Contains(t, log.lines()[1], "takes again")
+		assert.Contains(t, log.lines()[0], "cannot report")
+		assert.Contains(t, log.lines()[1], "reports to Redis again")
 	})
 }
 

@@ -22,8 +22,8 @@ pay waits too, from now on:
   POST /orders/42/pay  200  42 paid, fence [1-9]\d+
 a file with mistakes is refused, and the last one stays in force:
 config: 2 problems:
-	service\.yaml:\d+:\d+: guards\.cart\.on_conflict\.max_wait: .*
-	service\.yaml:\d+:\d+: guards\.ship\.on_conflict\[1\]\.queue: .*
+  service\.yaml:\d+:\d+: guards\.cart\.on_conflict\.max_wait: .*
+  service\.yaml:\d+:\d+: guards\.ship\.on_conflict\[1\]\.queue: .*
   POST /orders/42/pay  200  42 paid, fence [1-9]\d+
 \z`
 
