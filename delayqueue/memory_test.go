@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 // What docs/operations.md says of the memory that messages take.
 func TestQueue_MemoryOfAMessage(t *testing.T) {
-	const messages, done = 1000, 160                                           // bytes of each; it is 146 to 154, by server and allocator
+	const messages, done = 1000, 150                                           // bytes of each
 	for payload, queued := range map[int]int{64: 400, 1024: 400, 16384: 450} { // beside a payload; a long one has a key of its own
 		t.Run(fmt.Sprint(payload, " bytes"), func(t *testing.T) {
 			t.Parallel()
@@ -40,7 +41,11 @@ func TestQueue_MemoryOfAMessage(t *testing.T) {
 			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == messages }, "all run")
 			size = used()
 			t.Logf("MEMORY USAGE of a message that is done: %d bytes", size)
-			require.LessOrEqual(t, size, int64(done))
+			most := int64(done)
+			if info, err := b.rdb.Info(t.Context(), "memory").Result(); err != nil || !strings.Contains(info, "mem_allocator:jemalloc") {
+				most += 10 // libc's allocator rounds up further
+			}
+			require.LessOrEqual(t, size, most)
 		})
 	}
 }
