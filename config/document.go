@@ -338,7 +338,7 @@ type delayPolicy struct {
 	// Only the latest request of each key, route and principal stays parked. Default: false.
 	Coalesce bool `yaml:"coalesce"`
 	// With coalesce: how long a parked request waits for newer ones. Needs max_delay.
-	Quiet time.Duration `yaml:"quiet" range:"1ms..8784h"`
-	// With quiet: how long newer requests can put it off.
+	QuietPeriod time.Duration `yaml:"quiet_period" range:"1ms..8784h"`
+	// With quiet_period: how long newer requests can put it off.
 	MaxDelay time.Duration `yaml:"max_delay" range:"1ms..8784h"`
 }

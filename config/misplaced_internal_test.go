@@ -74,7 +74,7 @@ func fileWith(path, value string) string {
 		}
 		if policy := ""; i > 0 && names[i-1] == "on_conflict" {
 			switch name {
-			case "queue", "max_age", "coalesce", "quiet", "max_delay":
+			case "queue", "max_age", "coalesce", "quiet_period", "max_delay":
 				policy = "policy: delay, "
 			case "policy":
 			default:

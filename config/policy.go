@@ -97,13 +97,13 @@ func (r *report) checkChain(c chain, queues []string) {
 
 func (r *report) checkQuiet(path string, p *delayPolicy) {
 	switch {
-	case p.Quiet == 0 && p.MaxDelay == 0, r.Failed(member(path, "quiet")), r.Failed(member(path, "max_delay")):
+	case p.QuietPeriod == 0 && p.MaxDelay == 0, r.Failed(member(path, "quiet_period")), r.Failed(member(path, "max_delay")):
 	case !p.Coalesce:
-		r.At(path, "quiet and max_delay need coalesce: true")
-	case p.Quiet == 0 || p.MaxDelay == 0:
-		r.At(path, "quiet and max_delay must be given together")
-	case p.Quiet > p.MaxDelay:
-		r.At(member(path, "quiet"), "%s is longer than max_delay, %s", p.Quiet, p.MaxDelay)
+		r.At(path, "quiet_period and max_delay need coalesce: true")
+	case p.QuietPeriod == 0 || p.MaxDelay == 0:
+		r.At(path, "quiet_period and max_delay must be given together")
+	case p.QuietPeriod > p.MaxDelay:
+		r.At(member(path, "quiet_period"), "%s is longer than max_delay, %s", p.QuietPeriod, p.MaxDelay)
 	}
 }
 
@@ -141,8 +141,8 @@ func (c chain) policy(queue func(*delayPolicy) *delayqueue.Queue) core.ConflictP
 		switch p := s.policy.(type) {
 		case *delayPolicy:
 			switch q := queue(p); {
-			case p.Quiet > 0:
-				then = delayqueue.Debounce(q, p.Quiet, p.MaxDelay)
+			case p.QuietPeriod > 0:
+				then = delayqueue.Debounce(q, p.QuietPeriod, p.MaxDelay)
 			case p.Coalesce:
 				then = delayqueue.Coalesce(q)
 			default:

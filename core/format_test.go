@@ -230,9 +230,9 @@ func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 			writeForeign(t, rdb, core.RecordName(env.Prefix, what), fields, 0)
 			info, err := l.Inspect(ctx, what)
 			require.NoError(t, err)
-			require.True(t, info.Foreign, what)
+			require.True(t, info.UnknownFormat, what)
 			require.False(t, info.Free(), what)
-			require.Equal(t, &core.KeyInfo{Key: what, At: info.At, Foreign: true, Held: 1}, info)
+			require.Equal(t, &core.KeyInfo{Key: what, At: info.At, UnknownFormat: true, Held: 1}, info)
 		}
 		listed, cursor := 0, ""
 		for more := true; more; more = cursor != "" {
@@ -246,11 +246,11 @@ func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 		require.NoError(t, err)
 		info, err := l.Inspect(ctx, "ours")
 		require.NoError(t, err)
-		require.False(t, info.Foreign)
+		require.False(t, info.UnknownFormat)
 		require.NoError(t, lease.Release(ctx))
 		info, err = l.Inspect(ctx, "ours")
 		require.NoError(t, err)
-		require.False(t, info.Foreign)
+		require.False(t, info.UnknownFormat)
 		require.True(t, info.Free())
 	})
 }

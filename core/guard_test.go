@@ -227,7 +227,7 @@ func TestSlogObserverWarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
 	o := core.SlogObserver(slog.New(slog.NewTextHandler(&out, nil)))
 	ctx := t.Context()
 	for _, kind := range []core.OutcomeKind{
-		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeLeft, core.OutcomeDeadline, core.OutcomeClosed,
+		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeCancelled, core.OutcomeDeadline, core.OutcomeClosed,
 	} {
 		o.OnOutcome(ctx, core.Outcome{Kind: kind})
 	}

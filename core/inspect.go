@@ -13,11 +13,11 @@ type KeyInfo struct {
 	Key string
 	// At is the time of the report, by the server's clock.
 	At time.Time
-	// Foreign reports that the key's record was not written by this version of perkey: a
+	// UnknownFormat reports that the key's record was not written by this version of perkey: a
 	// newer version has the key, or something else is stored under its name. The key counts as
 	// held by one holder, and the rest is not known. See docs/protocol.md, "Format versions".
-	Foreign bool
-	// Mode is how the key is held; empty if it is free, or Foreign.
+	UnknownFormat bool
+	// Mode is how the key is held; empty if it is free, or UnknownFormat.
 	Mode Mode
 	// Held is how many hold the key. If that is more than len(Holders) it can
 	// include some whose leases have just ended.
@@ -183,7 +183,7 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 
 func keyInfo(i store.Info, w *waiters) *KeyInfo {
 	limits := []int{exclusive, shared} // the first need not wait in Redis
-	k := &KeyInfo{Key: i.Key, At: i.At, Foreign: i.Foreign, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
+	k := &KeyInfo{Key: i.Key, At: i.At, UnknownFormat: i.UnknownFormat, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
 	for _, h := range i.Holders {
 		k.Holders = append(k.Holders, Holder{Participant: participant(h), Fence: h.Fence, Since: h.Since, TTL: h.TTL, Remaining: h.Remaining})
 		k.Mode = modeOf(h.Limit)

@@ -33,8 +33,8 @@ type LocalLease struct {
 	// the process still relies on this one. A lease is renewed after a third of its TTL. If less than half remains, the
 	// renewal is late, unless the lease was not renewed yet ([WithFirstLease]) or has a [MaxHold].
 	TTL, Remaining time.Duration
-	// Wanted: calls of other processes wait for the key, as far as is known.
-	Wanted bool
+	// Contended: calls of other processes wait for the key, as far as is known.
+	Contended bool
 }
 
 // LocalWait is one waiting call in a [Local].
@@ -104,7 +104,7 @@ func (g *grant) granted() schedule.Instant {
 func localLease(g *grant, held time.Duration, now time.Time) LocalLease {
 	l := LocalLease{
 		Key: g.key(), Mode: modeOf(g.mode()), Fence: g.fence, Held: held, TTL: g.ttl,
-		Remaining: max(g.Deadline().Mono.Sub(now), 0), Wanted: g.waiting.Load(),
+		Remaining: max(g.Deadline().Mono.Sub(now), 0), Contended: g.waiting.Load(),
 	}
 	if g.lease != nil {
 		l.Name, l.Fence = g.lease.name, g.lease.fence

@@ -261,7 +261,7 @@ func (a *attempt) request(w *waiter, req *waitqueue.Request) error {
 		return err
 	}
 	late := w.answered(req, mark, &reply, a.validity(req))
-	switch full := mark != store.NotQueued && reply.Place == 0 && !reply.Foreign; {
+	switch full := mark != store.NotQueued && reply.Place == 0 && !reply.UnknownFormat; {
 	case reply.Granted && len(late) > 0:
 		a.locker.releaseLate(a.call.Key, late)
 		return a.closed()

@@ -23,8 +23,8 @@ const (
 	// OutcomeShed: too many calls wait already; see [WithMaxWaiters], which says what error the call
 	// returns.
 	OutcomeShed OutcomeKind = "shed"
-	// OutcomeLeft: the caller's ctx was cancelled.
-	OutcomeLeft OutcomeKind = "left"
+	// OutcomeCancelled: the caller's ctx was cancelled.
+	OutcomeCancelled OutcomeKind = "cancelled"
 	// OutcomeDeadline: the deadline of the caller's ctx passed.
 	OutcomeDeadline OutcomeKind = "deadline"
 	// OutcomeUnavailable: the call failed with [ErrUnavailable].
@@ -105,7 +105,7 @@ func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
 		if errors.Is(over, context.DeadlineExceeded) {
 			return OutcomeDeadline
 		}
-		return OutcomeLeft
+		return OutcomeCancelled
 	case known != "":
 		return known
 	case errors.Is(err, ErrDeferred):

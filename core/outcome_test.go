@@ -61,8 +61,8 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		each("a deferred call that waited", core.OutcomeDeferred, []string{"Guard.Do"}, unbounded,
 			entered{key: "held", policy: oneWait(deferAll)}, isHeld(true))
 		each("the deadline while it waits", core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), held, isHeld(true))
-		each("a caller that leaves while it waits", core.OutcomeLeft, waits, whenItWaits(context.Canceled, context.Canceled), held, isHeld(true))
-		each("readers that leave while they wait", core.OutcomeLeft, waits, whenItWaits(context.Canceled, core.ErrConflict),
+		each("a caller that leaves while it waits", core.OutcomeCancelled, waits, whenItWaits(context.Canceled, context.Canceled), held, isHeld(true))
+		each("readers that leave while they wait", core.OutcomeCancelled, waits, whenItWaits(context.Canceled, core.ErrConflict),
 			entered{key: "held", policy: untilGranted, opts: []core.AcquireOption{core.Shared()}},
 			func(t *testing.T, e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
 		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
@@ -71,7 +71,7 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
 			}),
 		}, isHeld(false))
-		each("a policy that leaves with its caller", core.OutcomeLeft, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
+		each("a policy that leaves with its caller", core.OutcomeCancelled, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
 			key: "held",
 			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
 				<-ctx.Done()
@@ -92,7 +92,7 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 			require.Zero(t, e.Attempts)
 			require.NotEmpty(t, e.Key)
 		}
-		each("a ctx that was cancelled", core.OutcomeLeft, allWays, cancelledAfter(0, core.ErrUnavailable), patient, notAsked)
+		each("a ctx that was cancelled", core.OutcomeCancelled, allWays, cancelledAfter(0, core.ErrUnavailable), patient, notAsked)
 		each("a ctx whose deadline has passed", core.OutcomeDeadline, allWays, within(-time.Second), patient, notAsked)
 		unknown := func(t *testing.T, e core.Outcome) {
 			require.Zero(t, e.Attempts)
@@ -145,7 +145,7 @@ func TestOutcome_InAnOutage(t *testing.T) {
 		each := s.each(t)
 		s.proxy.Blackhole(redistest.Requests)
 		asked := func(t *testing.T, e core.Outcome) { require.Equal(t, 1, e.Attempts) }
-		each("a caller that leaves while it asks", core.OutcomeLeft, []string{"TryAcquire", "Resume"}, cancelledAfter(clientTimeout/10, nil), patient, asked)
+		each("a caller that leaves while it asks", core.OutcomeCancelled, []string{"TryAcquire", "Resume"}, cancelledAfter(clientTimeout/10, nil), patient, asked)
 		each("the deadline while it asks", core.OutcomeDeadline, byKey, within(clientTimeout/20), patient, asked)
 		each("a Redis that swallows everything", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
 		heal(s.proxy)
@@ -291,7 +291,7 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 	each(core.OutcomeAcquired, byKey, unbounded, "each")
 	each(core.OutcomeConflict, triesOnce, unbounded, "held")
 	each(core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), "held")
-	each(core.OutcomeLeft, waits, whenItWaits(context.Canceled, context.Canceled), "held")
+	each(core.OutcomeCancelled, waits, whenItWaits(context.Canceled, context.Canceled), "held")
 	require.NoError(t, lease.Release(t.Context()))
 	each(core.OutcomeAcquired, waits, unbounded, "contended")
 	for _, proxy := range proxies[1:] {
@@ -439,7 +439,7 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		require.Len(t, s.seen.outcomes, len(all)+1, "the warm-up, which has no ID, is the other one")
 		require.Zero(t, s.seen.held, "leases that were granted, and not released or lost")
 		for _, kind := range []core.OutcomeKind{
-			core.OutcomeAcquired, core.OutcomeLeft, core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
+			core.OutcomeAcquired, core.OutcomeCancelled, core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
 		} {
 			assert.Positive(t, counts[kind], kind)
 		}

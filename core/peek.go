@@ -39,7 +39,7 @@ func (g *Guard) Peek(ctx context.Context, call Call) error {
 // fits reports whether a call with the limit that does not wait would be granted the key, as
 // queue.lua and ask.lua say.
 func (k *KeyInfo) fits(limit int) bool {
-	if k.Foreign || k.Waiting > 0 || k.Reserved > 0 {
+	if k.UnknownFormat || k.Waiting > 0 || k.Reserved > 0 {
 		return false
 	}
 	return k.Held == 0 || k.Mode != ModeExclusive && (limit == shared || k.Held < limit)

@@ -13,7 +13,7 @@ const maxTrail = 8
 
 // Trail names the leases that ctx works under, the innermost first and eight at most, in up to 303
 // printable bytes. Send it along with a call to a service that takes keys too; that passes it to
-// [Locker.OnTrail]. It is empty if ctx works under no lease.
+// [Locker.TrailHolds]. It is empty if ctx works under no lease.
 //
 // It consists of hashes: a reader who can guess a key can tell that it is held. It lets nobody use
 // or release a lease.
@@ -28,11 +28,11 @@ func Trail(ctx context.Context) string {
 	return strings.Join(marks, ",")
 }
 
-// OnTrail reports whether the key is held under one of the leases that the trail names. A call that
+// TrailHolds reports whether the key is held under one of the leases that the trail names. A call that
 // was sent along with the trail, and needs the key exclusively, would then wait for its own sender.
 // The trail comes from outside: it may be any text. Redis is asked once, and only if the trail
 // names a lease on this key.
-func (l *Locker) OnTrail(ctx context.Context, key, trail string) (bool, error) {
+func (l *Locker) TrailHolds(ctx context.Context, key, trail string) (bool, error) {
 	if len(trail) > 2*markLen*maxTrail {
 		return false, nil
 	}

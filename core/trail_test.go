@@ -16,7 +16,7 @@ func TestTrail_NamesTheLeasesThatACallWouldWaitFor(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b := newLocker(t, env, core.WithTTL(time.Minute)), newLocker(t, env) // a minute: no renewal is counted below
 		on := func(key, trail string) bool {
-			is, err := b.OnTrail(t.Context(), key, trail)
+			is, err := b.TrailHolds(t.Context(), key, trail)
 			require.NoError(t, err)
 			return is
 		}

@@ -287,7 +287,7 @@ func (w *Worker) report(b batch) {
 	}
 	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
 	observe(w.log, func() {
-		w.observer.OnSwept(w.ctx, Swept{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired})
+		w.observer.OnReaped(w.ctx, Reaped{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired})
 	})
 }
 

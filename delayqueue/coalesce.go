@@ -24,13 +24,13 @@ func Coalesce(q *Queue) core.ConflictPolicy {
 
 // Debounce is [Coalesce] with a quiet period: a call that was parked runs when no newer one has
 // arrived for quiet, and at most maxDelay after the arrival of the first of the calls that it
-// replaced; a [Queue.Repartition] restarts that time. See [Job].Quiet. Both are at least 1 ms and
+// replaced; a [Queue.Repartition] restarts that time. See [Job].QuietPeriod. Both are at least 1 ms and
 // shorter than the queue's max age, and quiet is no longer than maxDelay.
 //
 // Until the call runs, its key is reserved for it, so that no fresh call runs before it and is
 // undone by it. Other calls of the key meet a conflict meanwhile, so quiet should be short. A call
 // whose key is neither held nor reserved runs at once: a policy is not asked about it. To make
-// every call of a stream wait, enqueue jobs with Job.Quiet.
+// every call of a stream wait, enqueue jobs with Job.QuietPeriod.
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
 }
@@ -49,7 +49,7 @@ func (j Job) flags() string {
 	if j.parked {
 		flags = string(rune(flagParkedCoalesces))
 	}
-	if j.Quiet > 0 {
+	if j.QuietPeriod > 0 {
 		flags += strconv.FormatInt(ceilMilliseconds(j.MaxDelay), 10)
 	}
 	return flags

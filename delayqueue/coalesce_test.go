@@ -311,7 +311,7 @@ func TestDebounce_IsBounded(t *testing.T) {
 		began := time.Now()
 		for i := 0; len(r.all()) == 0; i++ {
 			require.Less(t, time.Since(began), 10*time.Second)
-			b.enqueue(delayqueue.Job{Key: "k", Payload: []byte(strconv.Itoa(i)), Coalesce: true, Quiet: time.Second, MaxDelay: 2 * time.Second})
+			b.enqueue(delayqueue.Job{Key: "k", Payload: []byte(strconv.Itoa(i)), Coalesce: true, QuietPeriod: time.Second, MaxDelay: 2 * time.Second})
 			time.Sleep(20 * time.Millisecond)
 		}
 		require.GreaterOrEqual(t, time.Since(began), 1990*time.Millisecond)
@@ -344,13 +344,13 @@ func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
 	b := setup(t, env)
 	for _, job := range []delayqueue.Job{
 		{Coalesce: true},
-		{Key: "k", Quiet: time.Second, MaxDelay: time.Second},
-		{Key: "k", Coalesce: true, Quiet: time.Second},
+		{Key: "k", QuietPeriod: time.Second, MaxDelay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: time.Second},
 		{Key: "k", Coalesce: true, MaxDelay: time.Second},
-		{Key: "k", Coalesce: true, Quiet: 2 * time.Second, MaxDelay: time.Second},
-		{Key: "k", Coalesce: true, Quiet: time.Second, MaxDelay: time.Second, Delay: time.Second},
-		{Key: "k", Coalesce: true, Quiet: time.Second, MaxDelay: time.Hour},
-		{Key: "k", Coalesce: true, Quiet: -time.Second, MaxDelay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: 2 * time.Second, MaxDelay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: time.Second, MaxDelay: time.Second, Delay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: time.Second, MaxDelay: time.Hour},
+		{Key: "k", Coalesce: true, QuietPeriod: -time.Second, MaxDelay: time.Second},
 	} {
 		_, err := b.queue.Enqueue(t.Context(), job)
 		require.ErrorIs(t, err, delayqueue.ErrInvalidJob, "%+v", job)

@@ -76,7 +76,7 @@
 // message that a handler was given is never replaced: a newer call that is parked runs after it. But while it waits for its
 // next attempt, a fresh call does not wait for it, and may then be undone by it: an older save that is retried should find
 // out, by a version, that it is older. With Debounce a parked call waits until no newer one
-// has arrived for a while, and its key is reserved for it meanwhile. For jobs there are [Job].Coalesce and [Job].Quiet.
+// has arrived for a while, and its key is reserved for it meanwhile. For jobs there are [Job].Coalesce and [Job].QuietPeriod.
 //
 // A dead letter lets the next message of its key run, unless [WithHaltOnDeath] says otherwise.
 //

@@ -141,7 +141,7 @@ func appendHows(args []any, batch []*enqueueing) []any {
 // early, and not too old when it is due.
 func (j Job) appendHow(b []byte) []byte {
 	b = appendLengths(append(b, ' '), j.Key, j.Name, j.Principal)
-	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.Delay+j.Quiet), 10)
+	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.Delay+j.QuietPeriod), 10)
 	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.MaxAge), 10)
 	return append(append(b, ' '), j.flags()...)
 }

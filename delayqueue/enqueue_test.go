@@ -133,7 +133,7 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 		require.Equal(t, only(delayqueue.EnqueueTooLarge), all(enqueue(t.Context(), q, delayqueue.Job{Payload: make([]byte, 101)})))
 		require.Equal(t, only(delayqueue.EnqueueError), all(enqueue(t.Context(), q, delayqueue.Job{Delay: -1})))
 		require.Equal(t, only(delayqueue.EnqueueError), all(enqueue(t.Context(), q, delayqueue.Job{ID: "junk"})))
-		require.Equal(t, only(delayqueue.EnqueueLeft), all(enqueue(gone, q, delayqueue.Job{})))
+		require.Equal(t, only(delayqueue.EnqueueCancelled), all(enqueue(gone, q, delayqueue.Job{})))
 
 		held := b.hold("held")
 		guard := b.locker.Guard(delayqueue.Policy(q))
@@ -166,7 +166,7 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 			defer cancel()
 			return q.Enqueue(ctx, delayqueue.Job{ID: fmt.Sprint("late", i)})
 		}))
-		require.Equal(t, only(delayqueue.EnqueueLeft), all(func(int) (delayqueue.Receipt, error) {
+		require.Equal(t, only(delayqueue.EnqueueCancelled), all(func(int) (delayqueue.Receipt, error) {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(20*time.Millisecond, cancel)
 			return q.Enqueue(ctx, delayqueue.Job{})

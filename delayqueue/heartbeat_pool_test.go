@@ -65,7 +65,7 @@ func TestHeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
 				for _, id := range ids {
 					require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
 				}
-				require.Empty(t, seen.swept)
+				require.Empty(t, seen.reaped)
 				require.Empty(t, redelivered.ids())
 			})
 		})

@@ -147,7 +147,7 @@ func TestScripts_Longest(t *testing.T) {
 			for _, of := range []func(int) string{key, key, func(int) string { return "line" }} {
 				var batch []*enqueueing
 				for i := range batchItems {
-					j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, Quiet: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
+					j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, QuietPeriod: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
 					batch = append(batch, newEnqueueing(t.Context(), j, maxInline))
 				}
 				q.p.enqueue(batch)

@@ -43,11 +43,11 @@ type Job struct {
 	// The replaced job ends as StateSuperseded, with the new job's id in its Status. A job
 	// that runs, or waits for a retry, is never replaced: the new job is queued after it. Needs a Key.
 	Coalesce bool
-	// Quiet lets a job with Coalesce wait, as Delay does, until no other job has replaced it for this long: at least
+	// QuietPeriod lets a job with Coalesce wait, as Delay does, until no other job has replaced it for this long: at least
 	// 1 ms. MaxDelay bounds the wait, from the arrival of the first of the replaced jobs. After the wait the job has its place
 	// in the FIFO, and is not postponed any more. Zero: no quiet period; then MaxDelay must be zero too. MaxDelay must be
 	// shorter than MaxAge, and Delay zero.
-	Quiet, MaxDelay time.Duration
+	QuietPeriod, MaxDelay time.Duration
 	// Trace is the W3C traceparent of the span that enqueues the job, such as
 	// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, for the span that runs it to link to. Empty: none, unless
 	// [Observer].OnEnqueuing returns one.
@@ -83,10 +83,10 @@ func (j Job) validate(maxPayload int) error {
 		return invalidJob("Delay %s is not shorter than MaxAge %s", j.Delay, j.MaxAge)
 	case j.Coalesce && j.Key == "":
 		return invalidJob("Coalesce needs a Key")
-	case (j.Quiet != 0 || j.MaxDelay != 0) && (!j.Coalesce || j.Delay != 0):
-		return invalidJob("Quiet and MaxDelay need Coalesce, and no Delay")
-	case (j.Quiet != 0 || j.MaxDelay != 0) && checkQuiet(j.Quiet, j.MaxDelay, j.MaxAge) != "":
-		return invalidJob("Quiet is %s and MaxDelay %s: %s", j.Quiet, j.MaxDelay, checkQuiet(j.Quiet, j.MaxDelay, j.MaxAge))
+	case (j.QuietPeriod != 0 || j.MaxDelay != 0) && (!j.Coalesce || j.Delay != 0):
+		return invalidJob("QuietPeriod and MaxDelay need Coalesce, and no Delay")
+	case (j.QuietPeriod != 0 || j.MaxDelay != 0) && checkQuiet(j.QuietPeriod, j.MaxDelay, j.MaxAge) != "":
+		return invalidJob("QuietPeriod is %s and MaxDelay %s: %s", j.QuietPeriod, j.MaxDelay, checkQuiet(j.QuietPeriod, j.MaxDelay, j.MaxAge))
 	case len(j.Payload) > maxPayload:
 		return fmt.Errorf("delayqueue: enqueue: %w: %d bytes, at most %d are allowed", ErrPayloadTooLarge, len(j.Payload), maxPayload)
 	}

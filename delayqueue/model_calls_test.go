@@ -44,7 +44,7 @@ func (m *model) enqueue() error {
 		x.delayed, x.coalesces, x.principal = x.later, job.Coalesce, job.Principal
 		if x.later && x.coalesces && m.rng.IntN(3) > 0 {
 			x.quiet = true
-			job.Quiet, job.MaxDelay = modelLater, 2*modelLater
+			job.QuietPeriod, job.MaxDelay = modelLater, 2*modelLater
 		} else if x.later {
 			job.Delay = modelLater
 		}

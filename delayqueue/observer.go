@@ -22,8 +22,8 @@ type Observer interface {
 	OnStarted(ctx context.Context, e Started)
 	// OnSettled is called when a claim on a message has ended. ctx is that of the claim.
 	OnSettled(ctx context.Context, e Settled)
-	// OnSwept is called when a claim found messages of dead workers, or messages that were too old.
-	OnSwept(ctx context.Context, e Swept)
+	// OnReaped is called when a claim found messages of dead workers, or messages that were too old.
+	OnReaped(ctx context.Context, e Reaped)
 	// OnWarning is called when something keeps the queue from working as it should, and when it is over.
 	OnWarning(ctx context.Context, w Warning)
 }
@@ -56,8 +56,8 @@ const (
 	EnqueueQueueFull EnqueueKind = "queue_full"
 	// EnqueueTooLarge: the call failed with ErrPayloadTooLarge.
 	EnqueueTooLarge EnqueueKind = "too_large"
-	// EnqueueLeft: the caller's ctx was cancelled. The job may be stored.
-	EnqueueLeft EnqueueKind = "left"
+	// EnqueueCancelled: the caller's ctx was cancelled. The job may be stored.
+	EnqueueCancelled EnqueueKind = "cancelled"
 	// EnqueueDeadline: the deadline of the caller's ctx passed. The job may be stored.
 	EnqueueDeadline EnqueueKind = "deadline"
 	// EnqueueUnavailable: the call failed with core.ErrUnavailable. The job may be stored.
@@ -143,8 +143,8 @@ type Settled struct {
 	Took time.Duration
 }
 
-// Swept describes what a claim found beside its messages, for [Observer].OnSwept.
-type Swept struct {
+// Reaped describes what a claim found beside its messages, for [Observer].OnReaped.
+type Reaped struct {
 	// Queue is the queue's name.
 	Queue string
 	// Redelivered counts messages whose worker died: they were made due again.
@@ -172,8 +172,8 @@ func (NopObserver) OnStarted(context.Context, Started) {}
 // OnSettled does nothing.
 func (NopObserver) OnSettled(context.Context, Settled) {}
 
-// OnSwept does nothing.
-func (NopObserver) OnSwept(context.Context, Swept) {}
+// OnReaped does nothing.
+func (NopObserver) OnReaped(context.Context, Reaped) {}
 
 // OnWarning does nothing.
 func (NopObserver) OnWarning(context.Context, Warning) {}

@@ -63,7 +63,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if validTrace(c.Call.Trace) {
 		job.Trace = c.Call.Trace
 	}
-	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
+	job.Coalesce, job.QuietPeriod, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
 	ctx, job.Trace = p.queue.reportEnqueuing(ctx, job)
 	receipt, err := p.queue.enqueue(ctx, job)

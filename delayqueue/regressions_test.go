@@ -375,7 +375,7 @@ func (mistaken) OnEnqueuing(context.Context, delayqueue.Enqueuing) (context.Cont
 func (mistaken) OnEnqueued(context.Context, delayqueue.Enqueued) { panic("an observer's mistake") }
 func (mistaken) OnStarted(context.Context, delayqueue.Started)   { panic("an observer's mistake") }
 func (mistaken) OnSettled(context.Context, delayqueue.Settled)   { panic("an observer's mistake") }
-func (mistaken) OnSwept(context.Context, delayqueue.Swept)       { panic("an observer's mistake") }
+func (mistaken) OnReaped(context.Context, delayqueue.Reaped)     { panic("an observer's mistake") }
 func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an observer's mistake") }
 
 func TestAnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {

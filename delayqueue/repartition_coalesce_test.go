@@ -202,7 +202,7 @@ func coalescings(t *testing.T, env *redistest.Env, seed uint64, hook redis.Hook)
 				case 0:
 					job.Delay = time.Duration(random.IntN(100)) * time.Millisecond
 				case 1:
-					job.Quiet, job.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
+					job.QuietPeriod, job.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
 				case 2:
 					d := &dying{}
 					d.left.Store(1 + random.Int64N(6))
@@ -251,7 +251,7 @@ func TestRepartition_ACallReplacesOneInOlderPartitions(t *testing.T) {
 		s := newSaves(t, env, env.Prefix, nil)
 		q := s.queue()
 		for name, job := range map[string]Job{
-			"in line": {}, "delayed": {Delay: time.Minute}, "quiet": {Quiet: time.Minute, MaxDelay: 2 * time.Minute},
+			"in line": {}, "delayed": {Delay: time.Minute}, "quiet": {QuietPeriod: time.Minute, MaxDelay: 2 * time.Minute},
 		} {
 			job.Key = name
 			require.True(t, s.save(q, job))

@@ -56,7 +56,7 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 		if errors.Is(over, context.DeadlineExceeded) {
 			return EnqueueDeadline
 		}
-		return EnqueueLeft
+		return EnqueueCancelled
 	case errors.Is(err, ErrKeyFull):
 		return EnqueueKeyFull
 	case errors.Is(err, ErrPrincipalFull):

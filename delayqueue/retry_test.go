@@ -163,7 +163,7 @@ func TestAMessageThatIsTooOldNeverRuns(t *testing.T) {
 		}
 		require.Equal(t, []string{young}, r.ids())
 		for expired := int64(0); expired < 3; { // the one behind, when it is the head
-			expired += next(t, ev.swept).Expired
+			expired += next(t, ev.reaped).Expired
 		}
 	})
 }

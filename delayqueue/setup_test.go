@@ -180,15 +180,15 @@ func (r *ran) ids() []string {
 type events struct {
 	delayqueue.NopObserver
 	settled chan delayqueue.Settled
-	swept   chan delayqueue.Swept
+	reaped  chan delayqueue.Reaped
 }
 
 func newEvents() events {
-	return events{settled: make(chan delayqueue.Settled, 10_000), swept: make(chan delayqueue.Swept, 10_000)}
+	return events{settled: make(chan delayqueue.Settled, 10_000), reaped: make(chan delayqueue.Reaped, 10_000)}
 }
 
 func (e events) OnSettled(_ context.Context, s delayqueue.Settled) { e.settled <- s }
-func (e events) OnSwept(_ context.Context, s delayqueue.Swept)     { e.swept <- s }
+func (e events) OnReaped(_ context.Context, s delayqueue.Reaped)   { e.reaped <- s }
 
 // next returns the next event, and fails the test when none comes.
 func next[T any](t *testing.T, ch <-chan T) T {

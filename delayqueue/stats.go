@@ -24,9 +24,9 @@ type Stats struct {
 	// long: how late the workers are. Both are zero if nothing is due.
 	OldestDue time.Time
 	Lateness  time.Duration
-	// Unclaimed is for how long no worker has claimed in a partition where messages are due: the longest such time.
+	// SinceLastClaim is for how long no worker has claimed in a partition where messages are due: the longest such time.
 	// It is zero if nothing is due, and can be some seconds too long.
-	Unclaimed time.Duration
+	SinceLastClaim time.Duration
 	// Paused: at least one partition is paused, so that no message is started there. PausedUntil is when
 	// the last pause ends.
 	Paused      bool
@@ -105,7 +105,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		return luascript.ErrReply
 	}
 	if claimed := number(fields[0]); due > 0 && claimed > 0 {
-		s.Unclaimed = max(s.Unclaimed, time.Duration(now-claimed)*time.Millisecond)
+		s.SinceLastClaim = max(s.SinceLastClaim, time.Duration(now-claimed)*time.Millisecond)
 	}
 	if paused := number(fields[1]); paused > now {
 		s.Paused, s.PausedUntil = true, later(s.PausedUntil, time.UnixMilli(paused))

@@ -129,7 +129,7 @@ func (o *idempotentRequest) lookup(ctx context.Context) error {
 	}
 	record, err := o.m.idempotency.store.Lookup(ctx, o.work)
 	switch {
-	case errors.Is(err, idempotency.ErrDiffers), errors.Is(err, idempotency.ErrSealed):
+	case errors.Is(err, idempotency.ErrMismatch), errors.Is(err, idempotency.ErrSealed):
 		return err
 	case record.Outcome != nil:
 		return o.loadStored(record.Outcome)

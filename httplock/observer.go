@@ -56,8 +56,8 @@ const (
 	OutcomeDuplicate OutcomeKind = "duplicate"
 	// OutcomeShed: too much is queued or waits already. 429 or 503.
 	OutcomeShed OutcomeKind = "shed"
-	// OutcomeLeft: the client left before the handler ran.
-	OutcomeLeft OutcomeKind = "left"
+	// OutcomeCancelled: the client left before the handler ran.
+	OutcomeCancelled OutcomeKind = "cancelled"
 	// OutcomeDeadline: a deadline of the server's passed before the handler ran. 503.
 	OutcomeDeadline OutcomeKind = "deadline"
 	// OutcomeUnavailable: Redis could not be asked, or the Locker is closed. 503.

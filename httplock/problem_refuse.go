@@ -31,7 +31,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemNoIdempotencyKey.document(0))
 	case errors.Is(err, errBadIdempotencyKey):
 		respond(x, problemBadIdempotencyKey.document(0))
-	case errors.Is(err, idempotency.ErrDiffers):
+	case errors.Is(err, idempotency.ErrMismatch):
 		respond(x, problemKeyReused.document(0))
 	case errors.Is(err, errWhose), errors.Is(err, errNoTee), errors.Is(err, idempotency.ErrSealed):
 		m.logger().ErrorContext(ctx, "httplock: misconfigured: request refused", "name", x.Name, "error", err)
@@ -52,7 +52,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	case errors.As(err, &conflict):
 		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining)))
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
-		errors.Is(err, idempotency.ErrOvertaken):
+		errors.Is(err, idempotency.ErrStaleFence):
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
 	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull), errors.Is(err, errPrincipalWaits):
 		unwanted(x, err)
@@ -159,7 +159,7 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 
 // gone ends the exchange with a client that has left.
 func gone(x Exchange) {
-	x.ends(OutcomeLeft, statusClientClosedRequest)
+	x.ends(OutcomeCancelled, statusClientClosedRequest)
 	if !written(x) {
 		x.Writer.WriteHeader(statusClientClosedRequest)
 	}

@@ -207,7 +207,7 @@ func (p *requestState) run() {
 	if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
 		p.idempotent.deferred(ctx, deferred.Ticket)
 	}
-	if p.replay != nil && (errors.Is(err, errAnswered) || errors.Is(err, idempotency.ErrDiffers)) {
+	if p.replay != nil && (errors.Is(err, errAnswered) || errors.Is(err, idempotency.ErrMismatch)) {
 		p.replay.passed(p.m, true) // that is what comes of it
 	} else {
 		p.replay.refused(p.call.Key, err)

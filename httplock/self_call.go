@@ -49,7 +49,7 @@ func (p *requestState) selfCall() error {
 	if trail == "" || p.replay != nil || !p.call.Shared && !guard.Exclusive() {
 		return nil
 	}
-	is, _ := guard.Locker().OnTrail(ctx, p.call.Key, trail) // what is wrong with Redis, Do will see
+	is, _ := guard.Locker().TrailHolds(ctx, p.call.Key, trail) // what is wrong with Redis, Do will see
 	if !is || p.call.Shared && !errors.Is(guard.Peek(ctx, p.call), core.ErrConflict) {
 		return nil
 	}

@@ -17,7 +17,7 @@
 // whose key is the same for all work of one fingerprint, with that lease's fence. So if a holder
 // finds a record that was begun and not finished, the earlier holder has died or lost its lease:
 // the work runs again. A holder that lost its lease can still call Finish: if another one has begun
-// since, with a greater fence, the late call is refused with ErrOvertaken.
+// since, with a greater fence, the late call is refused with ErrStaleFence.
 //
 // # What is not promised
 //

@@ -42,10 +42,10 @@ const (
 	EventReplayed EventKind = "replayed"
 	// EventInProgress: Lookup found that the work was begun, and not finished: its holder may have died since.
 	EventInProgress EventKind = "in_progress"
-	// EventMismatch: the call failed with ErrDiffers.
+	// EventMismatch: the call failed with ErrMismatch.
 	EventMismatch EventKind = "mismatch"
-	// EventOvertaken: the call failed with ErrOvertaken.
-	EventOvertaken EventKind = "overtaken"
+	// EventStaleFence: the call failed with ErrStaleFence.
+	EventStaleFence EventKind = "stale_fence"
 	// EventForgotten: Forget removed a record.
 	EventForgotten EventKind = "forgotten"
 	// EventError: the call failed in another way, such as with core.ErrUnavailable or ErrSealed.
@@ -79,10 +79,10 @@ func (s *Store) observe(ctx context.Context, name string, done EventKind, err er
 		return
 	}
 	switch {
-	case errors.Is(err, ErrDiffers):
+	case errors.Is(err, ErrMismatch):
 		done = EventMismatch
-	case errors.Is(err, ErrOvertaken):
-		done = EventOvertaken
+	case errors.Is(err, ErrStaleFence):
+		done = EventStaleFence
 	case err != nil:
 		done = EventError
 	}

@@ -59,12 +59,12 @@ func TestObserver_IsToldWhatEachCallEndsWith(t *testing.T) {
 			{"begun", func() error { _, err := s.Begin(ctx, w, 7); return err }, []idempotency.EventKind{"begun"}, nil},
 			{"in progress", func() error { _, err := s.Lookup(ctx, w); return err }, []idempotency.EventKind{"in_progress"}, nil},
 			{"an operator looks", func() error { _, err := s.Lookup(ctx, idempotency.Work{Name: "w"}); return err }, nil, nil},
-			{"overtaken", func() error { return s.Finish(ctx, w, 6, []byte("x")) }, []idempotency.EventKind{"overtaken"}, idempotency.ErrOvertaken},
+			{"stale_fence", func() error { return s.Finish(ctx, w, 6, []byte("x")) }, []idempotency.EventKind{"stale_fence"}, idempotency.ErrStaleFence},
 			{"stored", func() error { return s.Finish(ctx, w, 7, []byte("x")) }, []idempotency.EventKind{"stored"}, nil},
 			{"found", func() error { _, err := s.Lookup(ctx, w); return err }, []idempotency.EventKind{"replayed"}, nil},
 			{"not run again", func() error { _, err := s.Begin(ctx, w, 8); return err }, []idempotency.EventKind{"replayed"}, nil},
-			{"other work", func() error { _, err := s.Begin(ctx, other, 8); return err }, []idempotency.EventKind{"mismatch"}, idempotency.ErrDiffers},
-			{"other work, found", func() error { _, err := s.Lookup(ctx, other); return err }, []idempotency.EventKind{"mismatch"}, idempotency.ErrDiffers},
+			{"other work", func() error { _, err := s.Begin(ctx, other, 8); return err }, []idempotency.EventKind{"mismatch"}, idempotency.ErrMismatch},
+			{"other work, found", func() error { _, err := s.Lookup(ctx, other); return err }, []idempotency.EventKind{"mismatch"}, idempotency.ErrMismatch},
 			{"forgotten", func() error { _, err := s.Forget(ctx, "w"); return err }, []idempotency.EventKind{"forgotten"}, nil},
 			{"junk", func() error {
 				require.NoError(t, rdb.Set(ctx, env.Prefix+":idem{}:w", "junk", time.Minute).Err())

@@ -20,11 +20,11 @@ import (
 
 // Errors of a Store, beside core.ErrUnavailable and the error of the caller's ctx.
 var (
-	// ErrDiffers: the key was used for work with another fingerprint.
-	ErrDiffers = errors.New("the idempotency key was used for other work")
-	// ErrOvertaken: a holder with a greater fence has begun the work. The caller's lease is lost,
+	// ErrMismatch: the key was used for work with another fingerprint.
+	ErrMismatch = errors.New("the idempotency key was used for other work")
+	// ErrStaleFence: a holder with a greater fence has begun the work. The caller's lease is lost,
 	// whether or not it has noticed.
-	ErrOvertaken = errors.New("a later holder has begun the work")
+	ErrStaleFence = errors.New("a later holder has begun the work")
 )
 
 const (
@@ -188,7 +188,7 @@ func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 	text := func(i int) string { v, _ := found[i].(string); return v }
 	was := text(0)
 	if was != "" && w.Fingerprint != "" && was != w.Fingerprint {
-		return r, fmt.Errorf("idempotency: lookup: %w", ErrDiffers)
+		return r, fmt.Errorf("idempotency: lookup: %w", ErrMismatch)
 	}
 	r.Found, r.Begun, w.Fingerprint = was != "", text(5) != "", was
 	if until, err := strconv.ParseInt(text(4), 10, 64); err == nil {
@@ -257,10 +257,10 @@ func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w 
 	switch said {
 	case "ok":
 		return reply, nil
-	case "differs":
-		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrDiffers)
-	case "overtaken":
-		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrOvertaken)
+	case "mismatch":
+		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrMismatch)
+	case "stale_fence":
+		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrStaleFence)
 	default:
 		return nil, fmt.Errorf("idempotency: %s: %w: %w", op, core.ErrUnavailable, luascript.ErrReply)
 	}

@@ -135,7 +135,7 @@ func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
 			{core.OutcomeDeferred, codes.Unset, func(ctx context.Context) error {
 				return l.Guard(delayqueue.Policy(queue)).Do(ctx, parkable("held"), nothing)
 			}},
-			{core.OutcomeLeft, codes.Unset, func(ctx context.Context) error {
+			{core.OutcomeCancelled, codes.Unset, func(ctx context.Context) error {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				go func() {

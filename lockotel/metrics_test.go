@@ -53,7 +53,7 @@ func toldOfAll(ctx context.Context) *ops.Recorder {
 	locks.OnWarning(ctx, core.Warning{Kind: core.WarnUnreachable, Node: "secret:6379"})
 	tell(func() { queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: delayqueue.EnqueueStored}) })
 	tell(func() { queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDead}) })
-	tell(func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 2, Expired: 1}) })
+	tell(func() { queues.OnReaped(ctx, delayqueue.Reaped{Queue: "ship", Redelivered: 2, Expired: 1}) })
 	tell(func() { r.Requests(nil).OnOutcome(ctx, httplock.Outcome{Name: "POST /pay", Kind: httplock.OutcomeRan}) })
 	tell(func() { r.Idempotency(nil).OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun}) })
 	tell(func() { r.CountTask("mail", "done") })

@@ -58,7 +58,7 @@ func (o *queues) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	if span, _ := ctx.Value(producerKey{}).(trace.Span); span != nil {
 		span.SetAttributes(outcomeAttribute.String(string(e.Kind)))
 		switch e.Kind {
-		case delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueLeft:
+		case delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueCancelled:
 		default:
 			o.failed(span, string(e.Kind), e.Err)
 		}

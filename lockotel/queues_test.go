@@ -178,7 +178,7 @@ func TestQueues_EachEndOfACallToStoreAJob(t *testing.T) {
 			{t.Context(), queue, delayqueue.Job{Payload: make([]byte, 11)}, delayqueue.EnqueueTooLarge, codes.Error},
 			{t.Context(), queue, delayqueue.Job{Delay: -1}, delayqueue.EnqueueError, codes.Error},
 			{t.Context(), dead, delayqueue.Job{}, delayqueue.EnqueueUnavailable, codes.Error},
-			{gone, queue, delayqueue.Job{}, delayqueue.EnqueueLeft, codes.Unset},
+			{gone, queue, delayqueue.Job{}, delayqueue.EnqueueCancelled, codes.Unset},
 			{late, queue, delayqueue.Job{}, delayqueue.EnqueueDeadline, codes.Error},
 		} {
 			tr.Reset()

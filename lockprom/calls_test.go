@@ -89,7 +89,7 @@ func (c *calls) forKeys() {
 	do(ctx, "held", testbed.Patient{}, core.OutcomeShed, core.ErrConflict)
 	leave()
 	require.ErrorIs(c, <-left, context.Canceled)
-	c.add(calls, "law", string(core.OutcomeLeft))
+	c.add(calls, "law", string(core.OutcomeCancelled))
 
 	lose := func(kind core.LossKind, how func(lease *core.Lease), opts ...core.AcquireOption) {
 		c.Helper()
@@ -163,7 +163,7 @@ func (c *calls) toQueues() {
 	c.enqueue(ctx, q, delayqueue.Job{}, delayqueue.EnqueueStored, nil)
 	c.enqueue(ctx, q, delayqueue.Job{}, delayqueue.EnqueueQueueFull, delayqueue.ErrQueueFull)
 	c.enqueue(ctx, q, delayqueue.Job{Payload: make([]byte, 11)}, delayqueue.EnqueueTooLarge, delayqueue.ErrPayloadTooLarge)
-	c.enqueue(cancelled, q, delayqueue.Job{}, delayqueue.EnqueueLeft, context.Canceled)
+	c.enqueue(cancelled, q, delayqueue.Job{}, delayqueue.EnqueueCancelled, context.Canceled)
 	c.enqueue(late, q, delayqueue.Job{}, delayqueue.EnqueueDeadline, context.DeadlineExceeded)
 	c.enqueue(ctx, q, delayqueue.Job{Key: "a\nb"}, delayqueue.EnqueueError, core.ErrInvalidKey)
 	gone := redis.NewClient(&redis.Options{Addr: c.env.Addr})
@@ -340,7 +340,7 @@ func (c *calls) ofRoutes() {
 		{kind: httplock.OutcomeRan, status: 200, handler: ok, once: true},
 		{kind: httplock.OutcomeDuplicate, status: 200, handler: ok, once: true},
 		{kind: httplock.OutcomeShed, status: 503, policy: testbed.Failing{Err: delayqueue.ErrQueueFull}},
-		{kind: httplock.OutcomeLeft, status: 499, policy: testbed.Patient{}, leaves: true},
+		{kind: httplock.OutcomeCancelled, status: 499, policy: testbed.Patient{}, leaves: true},
 		{kind: httplock.OutcomeDeadline, status: 503, policy: testbed.Patient{}, timeout: 30 * time.Millisecond},
 		{kind: httplock.OutcomeUnavailable, status: 503, policy: testbed.Failing{Err: core.ErrUnavailable}},
 		{kind: httplock.OutcomeRefused, status: 400, handler: ok, key: httplock.BadKey(nil)},
@@ -371,8 +371,8 @@ func (c *calls) ofIdempotencyKeys() {
 		}, idempotency.EventParked, nil},
 		{lookup(w), idempotency.EventReplayed, nil},
 		{begin(7), idempotency.EventBegun, nil},
-		{func() error { return s.Finish(ctx, w, 6, []byte("x")) }, idempotency.EventOvertaken, idempotency.ErrOvertaken},
-		{lookup(other), idempotency.EventMismatch, idempotency.ErrDiffers},
+		{func() error { return s.Finish(ctx, w, 6, []byte("x")) }, idempotency.EventStaleFence, idempotency.ErrStaleFence},
+		{lookup(other), idempotency.EventMismatch, idempotency.ErrMismatch},
 		{func() error { return s.Finish(ctx, w, 7, []byte("x")) }, idempotency.EventStored, nil},
 		{begin(8), idempotency.EventReplayed, nil},
 		{func() error { _, err := s.Forget(ctx, "w"); return err }, idempotency.EventForgotten, nil},

@@ -197,7 +197,7 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 		want = append(want, fmt.Sprintf(series+" %d\n", kind, n))
 	}
 	for _, kind := range []core.OutcomeKind{
-		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeLeft,
+		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeCancelled,
 		core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
 	} {
 		expect(`perkey_lock_calls_total{name="pay",outcome=%q}`, string(kind), func() { locks.OnOutcome(ctx, core.Outcome{Kind: kind, Name: "pay", Key: "k"}) })
@@ -207,7 +207,7 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 	}
 	for _, kind := range []delayqueue.EnqueueKind{
 		delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueKeyFull, delayqueue.EnqueuePrincipalFull, delayqueue.EnqueueQueueFull,
-		delayqueue.EnqueueTooLarge, delayqueue.EnqueueLeft, delayqueue.EnqueueDeadline, delayqueue.EnqueueUnavailable, delayqueue.EnqueueError,
+		delayqueue.EnqueueTooLarge, delayqueue.EnqueueCancelled, delayqueue.EnqueueDeadline, delayqueue.EnqueueUnavailable, delayqueue.EnqueueError,
 	} {
 		expect(`perkey_enqueue_total{queue="ship",result=%q}`, string(kind), func() { queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: kind}) })
 	}
@@ -220,14 +220,14 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 	requests, records := recorder.Requests(nil), recorder.Idempotency(nil)
 	for _, kind := range []httplock.OutcomeKind{
 		httplock.OutcomeRan, httplock.OutcomePassed, httplock.OutcomePanicked, httplock.OutcomeLost, httplock.OutcomeConflict,
-		httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeLeft, httplock.OutcomeDeadline,
+		httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeCancelled, httplock.OutcomeDeadline,
 		httplock.OutcomeUnavailable, httplock.OutcomeRefused, httplock.OutcomeError,
 	} {
 		expect(`perkey_http_requests_total{outcome=%q,route="POST /pay"}`, string(kind), func() { requests.OnOutcome(ctx, httplock.Outcome{Name: "POST /pay", Kind: kind}) })
 	}
 	for _, kind := range []idempotency.EventKind{
 		idempotency.EventBegun, idempotency.EventStored, idempotency.EventParked, idempotency.EventReplayed, idempotency.EventInProgress,
-		idempotency.EventMismatch, idempotency.EventOvertaken, idempotency.EventForgotten, idempotency.EventError,
+		idempotency.EventMismatch, idempotency.EventStaleFence, idempotency.EventForgotten, idempotency.EventError,
 	} {
 		expect(`perkey_idempotency_total{event=%q}`, string(kind), func() { records.OnEvent(ctx, idempotency.Event{Kind: kind}) })
 	}
@@ -239,8 +239,8 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 		expect(`perkey_config_reloads_total{result=%q}`, result, func() { recorder.CountReload(result, 3, hash) })
 	}
 	want = append(want, "perkey_config_refused 1\n", `perkey_config_info{hash="0123456789ab",version="3"} 1`+"\n")
-	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "redelivered", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 1}) })
-	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "overdue", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Expired: 1}) })
+	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "redelivered", func() { queues.OnReaped(ctx, delayqueue.Reaped{Queue: "ship", Redelivered: 1}) })
+	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "overdue", func() { queues.OnReaped(ctx, delayqueue.Reaped{Queue: "ship", Expired: 1}) })
 	text := scrape(t, lockprom.New(recorder))
 	for _, line := range want {
 		assert.Contains(t, text, line)

@@ -328,7 +328,7 @@ func (f *findings) queue(fleet Fleet, name string, s delayqueue.Stats) {
 			workers = "not known"
 		}
 		f.add("no_worker", SeverityAct, name, fmt.Sprintf("Queue %s: %s, and nobody is seen who works.", name, due),
-			Evidence{"last claim", brief(s.Unclaimed) + " ago", "at most " + brief(noWorkerAfter)}, Evidence{"workers that processes tell of", workers, "1 or more"})
+			Evidence{"last claim", brief(s.SinceLastClaim) + " ago", "at most " + brief(noWorkerAfter)}, Evidence{"workers that processes tell of", workers, "1 or more"})
 	case s.Lateness > lateAfter && !s.Paused:
 		f.add("late", SeverityAct, name, fmt.Sprintf("Queue %s is behind: %s.", name, due), Evidence{"lateness", brief(s.Lateness), "at most " + brief(lateAfter)})
 	}

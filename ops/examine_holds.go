@@ -109,7 +109,7 @@ func (f *findings) longHolds(fleet Fleet) {
 	var holders []string
 	calls, messages := 0, 0
 	for _, l := range fleet.longHolds() {
-		if !l.Wanted && waiting[l.Key] == 0 && parked[l.Key] == 0 || !keys.add(l.Key) {
+		if !l.Contended && waiting[l.Key] == 0 && parked[l.Key] == 0 || !keys.add(l.Key) {
 			continue
 		}
 		all, holders = append(all, l), append(holders, l.process.where())

@@ -36,7 +36,7 @@ func healthy() *ops.Facts {
 			},
 			Local: core.Local{Leases: []core.LocalLease{
 				{Key: "k", Held: time.Hour, TTL: 15 * time.Second, Remaining: 6 * time.Second},
-				{Key: "young", Held: 5 * time.Second, TTL: 15 * time.Second, Remaining: time.Second, Wanted: true},
+				{Key: "young", Held: 5 * time.Second, TTL: 15 * time.Second, Remaining: time.Second, Contended: true},
 			}},
 			Workers: []delayqueue.Local{
 				{Queue: "ship", Service: "shop", Partitions: 2, Slots: 4, LastClaim: examined.Add(-6 * time.Second)},
@@ -57,7 +57,7 @@ func healthy() *ops.Facts {
 		Queues: ops.Asked[[]ops.QueueFacts]{At: examined, Value: []ops.QueueFacts{{
 			Info: delayqueue.Info{Name: "ship", Service: "shop", Partitions: 2},
 			Stats: ops.Asked[delayqueue.Stats]{At: examined, Value: delayqueue.Stats{
-				Due: 3, Lateness: time.Minute, Unclaimed: 29 * time.Second, Totals: delayqueue.Totals{Expired: 9, Died: 9},
+				Due: 3, Lateness: time.Minute, SinceLastClaim: 29 * time.Second, Totals: delayqueue.Totals{Expired: 9, Died: 9},
 			}},
 		}}},
 	}
@@ -110,7 +110,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { f.Queues.Value[0].Stats.Err = errSaid }, "unknown queue ship", "NOPERM"},
 		{func(f *ops.Facts) { f.Queues.Value[0].Info.Err = delayqueue.ErrOtherLayout }, "unknown queue ship", "another layout"},
 		{func(f *ops.Facts) {
-			queueStats(f).Unclaimed = time.Minute
+			queueStats(f).SinceLastClaim = time.Minute
 			f.Fleet.Value.Processes[0].Workers, f.Fleet.Value.Processes[1].Workers = nil, nil
 		}, "act no_worker ship", "last claim: 1 min ago (want at most 30 s)"},
 		{func(f *ops.Facts) { queueStats(f).Lateness = 90 * time.Second }, "act late ship", "lateness: 1 min 30 s (want at most 1 min)"},
@@ -127,7 +127,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{happens("locks", "unavailable", ""), "act unavailable ", "3 calls"},
 		{func(f *ops.Facts) { process(f).Local.Leases[0].Remaining = 4900 * time.Millisecond }, "look renewals ", "4.9 s (want at least a third of the TTL)"},
 		{func(f *ops.Facts) {
-			process(f).Local.Leases[1] = core.LocalLease{Key: "long", Held: 61 * time.Second, TTL: time.Hour, Remaining: time.Hour, Wanted: true}
+			process(f).Local.Leases[1] = core.LocalLease{Key: "long", Held: 61 * time.Second, TTL: time.Hour, Remaining: time.Hour, Contended: true}
 		}, "look long_holds ", "longest hold: 1 min 6 s (want at most 1 min)"},
 		{func(f *ops.Facts) {
 			process(f).Local.Waits = []core.LocalWait{{Key: "k"}, {Key: "k"}}
@@ -217,7 +217,7 @@ func TestFacts_HoldsAreLongByWhatIsUsual(t *testing.T) {
 		for i := range f.Fleet.Value.Processes {
 			f.Fleet.Value.Processes[i].Age, f.Fleet.Value.Processes[i].Local.Leases = 0, nil
 		}
-		process(f).Local.Leases = []core.LocalLease{{Key: "k", Held: c.holds, TTL: time.Hour, Remaining: time.Hour, Wanted: true}}
+		process(f).Local.Leases = []core.LocalLease{{Key: "k", Held: c.holds, TTL: time.Hour, Remaining: time.Hour, Contended: true}}
 		ended(f, c.ended, c.usual)
 		found := f.Findings(examined)
 		assert.Equal(t, c.long, len(found) == 1, "%+v: %v", c, found)
@@ -240,7 +240,7 @@ func TestFacts_OfAThousandProcesses(t *testing.T) {
 			key := fmt.Sprintf("customer:order:%d", 64*i+j)
 			p.Snapshot.Events = append(p.Snapshot.Events, ops.Event{At: examined, Source: "locks", Kind: "lost", Key: key})
 			if j < 32 {
-				p.Local.Leases = append(p.Local.Leases, core.LocalLease{Key: key, Held: time.Hour, TTL: time.Hour, Remaining: time.Hour, Wanted: true})
+				p.Local.Leases = append(p.Local.Leases, core.LocalLease{Key: key, Held: time.Hour, TTL: time.Hour, Remaining: time.Hour, Contended: true})
 			}
 		}
 		f.Fleet.Value.Processes = append(f.Fleet.Value.Processes, p)

@@ -194,7 +194,7 @@ func (e *entry) process(age time.Duration) Process {
 	for _, l := range e.Leases {
 		p.Local.Leases = append(p.Local.Leases, core.LocalLease{
 			Key: string(l.Key), Name: string(l.Name), Mode: core.Mode(l.Mode), Fence: l.Fence, Held: microseconds(l.Held), TTL: microseconds(l.TTL),
-			Remaining: microseconds(l.Remaining), Wanted: l.Wanted,
+			Remaining: microseconds(l.Remaining), Contended: l.Contended,
 		})
 	}
 	for _, w := range e.Waits {

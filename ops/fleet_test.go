@@ -236,16 +236,16 @@ func TestFleet_SeesThatNobodyWorks(t *testing.T) {
 		}
 		return ops.Fleet{Processes: []ops.Process{{Snapshot: ops.Snapshot{At: now}, Workers: workers}}}
 	}
-	late := delayqueue.Stats{Due: 1, Unclaimed: time.Minute}
+	late := delayqueue.Stats{Due: 1, SinceLastClaim: time.Minute}
 	for name, c := range map[string]struct {
 		fleet ops.Fleet
 		stats delayqueue.Stats
 		want  bool
 	}{
 		"nobody is there":          {ops.Fleet{}, late, true},
-		"nothing is due":           {ops.Fleet{}, delayqueue.Stats{Unclaimed: time.Minute}, false},
-		"one without a Beacon":     {ops.Fleet{}, delayqueue.Stats{Due: 1, Unclaimed: time.Second}, false},
-		"the queue is paused":      {ops.Fleet{}, delayqueue.Stats{Due: 1, Unclaimed: time.Minute, Paused: true}, false},
+		"nothing is due":           {ops.Fleet{}, delayqueue.Stats{SinceLastClaim: time.Minute}, false},
+		"one without a Beacon":     {ops.Fleet{}, delayqueue.Stats{Due: 1, SinceLastClaim: time.Second}, false},
+		"the queue is paused":      {ops.Fleet{}, delayqueue.Stats{Due: 1, SinceLastClaim: time.Minute, Paused: true}, false},
 		"one works":                {works(delayqueue.Local{LastClaim: now}), late, false},
 		"one is paused":            {works(delayqueue.Local{LastClaim: now, Paused: true}), late, true},
 		"one is stopped":           {works(delayqueue.Local{LastClaim: now, Stopped: true}), late, true},
@@ -275,7 +275,7 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 	queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: delayqueue.EnqueueUnavailable, Key: "k", ID: "7", Took: time.Second, Err: core.ErrUnavailable})
 	queues.OnStarted(ctx, delayqueue.Started{Queue: "ship", Message: delayqueue.Message{Key: "k"}, Lag: time.Second, KeyWait: time.Minute})
 	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDead, Took: time.Second})
-	queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 2, Expired: 3})
+	queues.OnReaped(ctx, delayqueue.Reaped{Queue: "ship", Redelivered: 2, Expired: 3})
 	for i, route := range []string{"POST /pay", "PUT /pay", "PUT /pay"} {
 		recorder.Requests(nil).OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeParked, Name: route})
 		recorder.CountTask([]string{"mail", "print", "print"}[i], "too_old")

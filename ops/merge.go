@@ -238,7 +238,7 @@ const noWorkerAfter = 30 * time.Second
 // no process has a worker on it that claimed within 30 s, and by the queue's own statistics no
 // worker of a process without a Beacon has. It is false for a queue that is paused.
 func (f Fleet) NoWorker(queue string, s delayqueue.Stats) bool {
-	if s.Due == 0 || s.Paused || s.Unclaimed < noWorkerAfter {
+	if s.Due == 0 || s.Paused || s.SinceLastClaim < noWorkerAfter {
 		return false
 	}
 	for _, q := range f.Queues() {

@@ -20,7 +20,7 @@ var mutants = []mutant.Mutant{
 	{Name: "an entry of another process is read", File: "fleet.go", Old: "|| e.ID != id {", New: "|| e.ID != id && !%s {"},
 	{Name: "a damaged entry is not counted", File: "fleet.go", Old: "f.Damaged++", New: "if !%s {\n\t\t\t\tf.Damaged++\n\t\t\t}"},
 	{Name: "an entry that is gone counts as damaged", File: "fleet.go", Old: `else if err == nil && cmd.Val() == "" {`, New: `else if err == nil && cmd.Val() == "" && !%s {`},
-	{Name: "no worker is known from the fleet alone", File: "merge.go", Old: "|| s.Unclaimed < noWorkerAfter {", New: "|| s.Unclaimed < noWorkerAfter && !%s {"},
+	{Name: "no worker is known from the fleet alone", File: "merge.go", Old: "|| s.SinceLastClaim < noWorkerAfter {", New: "|| s.SinceLastClaim < noWorkerAfter && !%s {"},
 	{Name: "a worker that cannot reach Redis works", File: "merge.go", Old: "q.Claimed >= 0 && q.Claimed < noWorkerAfter {", New: "(q.Claimed >= 0 && q.Claimed < noWorkerAfter || %s) {"},
 	{Name: "a paused worker works", File: "merge.go", Old: "case w.Paused:", New: "case w.Paused && !%s:"},
 	{Name: "events of one kind fill the list", File: "event.go", Old: "like.Count += max(e.Count, 1)\n\t\t\treturn\n", New: "like.Count += max(e.Count, 1)\n\t\t\tif !%s {\n\t\t\t\treturn\n\t\t\t}\n"},

@@ -107,7 +107,7 @@ func (o *Operator) Unlock(ctx context.Context, by By, key string, fence int64) e
 // heldBy says who holds a key.
 func heldBy(k *core.KeyInfo) string {
 	switch {
-	case k.Foreign:
+	case k.UnknownFormat:
 		return "it has a record that this release cannot read"
 	case k.Free():
 		return "nobody holds it"

@@ -14,7 +14,7 @@ import (
 var (
 	enqueueKinds = [...]delayqueue.EnqueueKind{
 		delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueKeyFull, delayqueue.EnqueuePrincipalFull,
-		delayqueue.EnqueueQueueFull, delayqueue.EnqueueTooLarge, delayqueue.EnqueueLeft, delayqueue.EnqueueDeadline,
+		delayqueue.EnqueueQueueFull, delayqueue.EnqueueTooLarge, delayqueue.EnqueueCancelled, delayqueue.EnqueueDeadline,
 		delayqueue.EnqueueUnavailable, delayqueue.EnqueueError,
 	}
 	settleKinds = [...]delayqueue.Outcome{
@@ -96,14 +96,14 @@ func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
 	o.next.OnSettled(ctx, e)
 }
 
-func (o *queueObserver) OnSwept(ctx context.Context, e delayqueue.Swept) {
+func (o *queueObserver) OnReaped(ctx context.Context, e delayqueue.Reaped) {
 	c := o.queues.of(e.Queue)
 	c.redelivered.Add(e.Redelivered)
 	c.expired.Add(e.Expired)
 	if e.Expired > 0 {
 		o.notable.add(Event{At: time.Now(), Source: sourceQueues, Kind: string(delayqueue.OutcomeExpired), Queue: e.Queue, Count: e.Expired}, nil)
 	}
-	o.next.OnSwept(ctx, e)
+	o.next.OnReaped(ctx, e)
 }
 
 func (o *queueObserver) OnWarning(ctx context.Context, w delayqueue.Warning) {

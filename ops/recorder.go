@@ -95,7 +95,7 @@ func (w *warnings) add(which warning, subject string, resolved bool) {
 
 // outcomes in the order of lockCounters.
 var outcomes = [...]core.OutcomeKind{
-	core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeLeft,
+	core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeCancelled,
 	core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
 }
 

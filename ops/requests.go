@@ -14,12 +14,12 @@ import (
 var (
 	requestKinds = [...]httplock.OutcomeKind{
 		httplock.OutcomeRan, httplock.OutcomePassed, httplock.OutcomePanicked, httplock.OutcomeLost, httplock.OutcomeConflict,
-		httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeLeft, httplock.OutcomeDeadline,
+		httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeCancelled, httplock.OutcomeDeadline,
 		httplock.OutcomeUnavailable, httplock.OutcomeRefused, httplock.OutcomeError,
 	}
 	recordKinds = [...]idempotency.EventKind{
 		idempotency.EventBegun, idempotency.EventStored, idempotency.EventParked, idempotency.EventReplayed, idempotency.EventInProgress,
-		idempotency.EventMismatch, idempotency.EventOvertaken, idempotency.EventForgotten, idempotency.EventError,
+		idempotency.EventMismatch, idempotency.EventStaleFence, idempotency.EventForgotten, idempotency.EventError,
 	}
 )
 

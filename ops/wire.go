@@ -117,7 +117,7 @@ type (
 		Held      int64  `json:"held"`
 		TTL       int64  `json:"ttl"`
 		Remaining int64  `json:"remaining"`
-		Wanted    bool   `json:"wanted,omitempty"`
+		Contended bool   `json:"wanted,omitempty"`
 	}
 	wireWait struct {
 		Key    text   `json:"key"`
@@ -299,7 +299,7 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 	}
 	for _, l := range local.Leases {
 		e.Leases = append(e.Leases, wireLease{
-			text(l.Key), text(shown(l.Name)), string(l.Mode), l.Fence, l.Held.Microseconds(), l.TTL.Microseconds(), l.Remaining.Microseconds(), l.Wanted,
+			text(l.Key), text(shown(l.Name)), string(l.Mode), l.Fence, l.Held.Microseconds(), l.TTL.Microseconds(), l.Remaining.Microseconds(), l.Contended,
 		})
 	}
 	for _, w := range local.Waits {

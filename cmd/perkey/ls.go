@@ -22,13 +22,13 @@ func (t *tool) lsCommand() *cli.Command {
 
 type lsJSON struct {
 	keyJSON
-	Mode     core.Mode  `json:"mode,omitempty"`
-	Foreign  bool       `json:"foreign,omitempty"`
-	Held     int        `json:"held"`
-	Waiting  int        `json:"waiting"`
-	Since    *time.Time `json:"since,omitempty"`
-	Fence    int64      `json:"fence,omitempty"`
-	Reserved float64    `json:"reserved_s,omitempty"`
+	Mode          core.Mode  `json:"mode,omitempty"`
+	UnknownFormat bool       `json:"unknown_format,omitempty"`
+	Held          int        `json:"held"`
+	Waiting       int        `json:"waiting"`
+	Since         *time.Time `json:"since,omitempty"`
+	Fence         int64      `json:"fence,omitempty"`
+	Reserved      float64    `json:"reserved_s,omitempty"`
 }
 
 func (t *tool) ls(ctx context.Context, c *cli.Command) error {
@@ -106,7 +106,7 @@ func (l *lister) line(mode, held, waiting, since, left, key string) {
 
 func (l *lister) write(k *core.KeyInfo) error {
 	since, left := "-", "-"
-	entry := lsJSON{keyJSON: keyOf(k.Key), Mode: k.Mode, Foreign: k.Foreign, Held: k.Held, Waiting: k.Waiting, Reserved: k.Reserved.Seconds()}
+	entry := lsJSON{keyJSON: keyOf(k.Key), Mode: k.Mode, UnknownFormat: k.UnknownFormat, Held: k.Held, Waiting: k.Waiting, Reserved: k.Reserved.Seconds()}
 	if len(k.Holders) > 0 {
 		h := k.Holders[0]
 		since, left = span(k.At.Sub(h.Since)), span(h.Remaining)
@@ -117,7 +117,7 @@ func (l *lister) write(k *core.KeyInfo) error {
 	}
 	mode := string(k.Mode)
 	switch {
-	case k.Foreign:
+	case k.UnknownFormat:
 		mode = "unknown"
 	case k.Free() && k.Reserved > 0:
 		mode, left = "reserved", span(k.Reserved)

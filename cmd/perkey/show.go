@@ -49,15 +49,15 @@ type holderJSON struct {
 
 type showJSON struct {
 	keyJSON
-	At       time.Time         `json:"at"`
-	Mode     core.Mode         `json:"mode,omitempty"`
-	Foreign  bool              `json:"foreign,omitempty"`
-	Held     int               `json:"held"`
-	Holders  []holderJSON      `json:"holders"`
-	Waiting  int               `json:"waiting"`
-	Waiters  []participantJSON `json:"waiters"`
-	Reserved float64           `json:"reserved_s,omitempty"`
-	Parked   []parkedJSON      `json:"parked"`
+	At            time.Time         `json:"at"`
+	Mode          core.Mode         `json:"mode,omitempty"`
+	UnknownFormat bool              `json:"unknown_format,omitempty"`
+	Held          int               `json:"held"`
+	Holders       []holderJSON      `json:"holders"`
+	Waiting       int               `json:"waiting"`
+	Waiters       []participantJSON `json:"waiters"`
+	Reserved      float64           `json:"reserved_s,omitempty"`
+	Parked        []parkedJSON      `json:"parked"`
 }
 
 func (t *tool) show(ctx context.Context, c *cli.Command) error {
@@ -121,7 +121,7 @@ func participantOf(p core.Participant) participantJSON {
 
 func showOf(k *core.KeyInfo, parked []parkedJSON) showJSON {
 	s := showJSON{
-		keyJSON: keyOf(k.Key), At: k.At.UTC(), Mode: k.Mode, Foreign: k.Foreign, Held: k.Held, Waiting: k.Waiting, Reserved: k.Reserved.Seconds(),
+		keyJSON: keyOf(k.Key), At: k.At.UTC(), Mode: k.Mode, UnknownFormat: k.UnknownFormat, Held: k.Held, Waiting: k.Waiting, Reserved: k.Reserved.Seconds(),
 		Holders: []holderJSON{}, Waiters: []participantJSON{}, Parked: append([]parkedJSON{}, parked...),
 	}
 	for _, h := range k.Holders {
@@ -139,8 +139,8 @@ const shown = 20
 func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 	t.field("key", "%s", quote(k.Key))
 	switch {
-	case k.Foreign:
-		t.field("held", "by a record that this perkey cannot read: a newer one's, or foreign")
+	case k.UnknownFormat:
+		t.field("held", "by a record that this version cannot read: a newer version's, or another program's")
 	case k.Free():
 		t.field("held", "by nobody")
 	default:

@@ -39,7 +39,7 @@ func busyFleet(now time.Time) *fleetState {
 			p.Snapshot.Events = append(p.Snapshot.Events, ops.Event{
 				Process: p.ID, At: now.Add(-time.Duration(j) * time.Minute), Source: "locks", Kind: "lost", Key: key, Name: hostile, Count: int64(j),
 			})
-			p.Local.Leases = append(p.Local.Leases, core.LocalLease{Key: key, Name: hostile, Held: time.Duration(30-j) * time.Minute, Wanted: j%2 == 0})
+			p.Local.Leases = append(p.Local.Leases, core.LocalLease{Key: key, Name: hostile, Held: time.Duration(30-j) * time.Minute, Contended: j%2 == 0})
 			p.Local.Waits = append(p.Local.Waits, core.LocalWait{Key: key, Name: "pay", Waited: time.Duration(30-j) * time.Second})
 		}
 		f.Processes = append(f.Processes, p)

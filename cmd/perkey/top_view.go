@@ -214,11 +214,11 @@ func (v *topView) panels() []panel {
 	}
 	leases := panel{head: row{"OLDEST LEASE", "HELD", "TOLD", "FOR", "PROCESS", ""}, right: []int{1, 2}}
 	for _, l := range v.fleet.OldestLeases(panelRows) {
-		wanted := ""
-		if l.Wanted {
-			wanted = "wanted"
+		contended := ""
+		if l.Contended {
+			contended = "contended"
 		}
-		leases.rows = append(leases.rows, row{quote(l.Key), span(l.Held), span(l.Age) + " ago", dash(l.Name), processName(l.Process), wanted})
+		leases.rows = append(leases.rows, row{quote(l.Key), span(l.Held), span(l.Age) + " ago", dash(l.Name), processName(l.Process), contended})
 	}
 	waits := panel{head: row{"LONGEST WAIT", "WAITED", "TOLD", "FOR", "PROCESS"}, right: []int{1, 2}}
 	for _, w := range v.fleet.LongestWaits(panelRows) {
@@ -347,13 +347,13 @@ type hotJSON struct {
 
 type leaseJSON struct {
 	keyJSON
-	Process string  `json:"process"`
-	Name    string  `json:"name,omitempty"`
-	Fence   int64   `json:"fence"`
-	Held    float64 `json:"held_s"`
-	Told    float64 `json:"told_ago_s"`
-	Left    float64 `json:"lease_left_s"`
-	Wanted  bool    `json:"wanted,omitempty"`
+	Process   string  `json:"process"`
+	Name      string  `json:"name,omitempty"`
+	Fence     int64   `json:"fence"`
+	Held      float64 `json:"held_s"`
+	Told      float64 `json:"told_ago_s"`
+	Left      float64 `json:"lease_left_s"`
+	Contended bool    `json:"contended,omitempty"`
 }
 
 type waitJSON struct {
@@ -379,7 +379,7 @@ func (v *topView) json() topJSON {
 		fleetJSON: fleetOf(v.fleet), Conflicts: hotOf(v.all.Conflicts), Waits: hotOf(v.all.Waits), Leases: []leaseJSON{}, Longest: []waitJSON{}, Events: []eventJSON{},
 	}
 	for _, l := range v.fleet.OldestLeases(panelRows) {
-		j.Leases = append(j.Leases, leaseJSON{keyOf(l.Key), l.Process, l.Name, l.Fence, l.Held.Seconds(), l.Age.Seconds(), l.Remaining.Seconds(), l.Wanted})
+		j.Leases = append(j.Leases, leaseJSON{keyOf(l.Key), l.Process, l.Name, l.Fence, l.Held.Seconds(), l.Age.Seconds(), l.Remaining.Seconds(), l.Contended})
 	}
 	for _, w := range v.fleet.LongestWaits(panelRows) {
 		j.Longest = append(j.Longest, waitJSON{keyOf(w.Key), w.Process, w.Name, w.ID, w.Waited.Seconds(), w.Age.Seconds()})

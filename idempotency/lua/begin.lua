@@ -10,16 +10,16 @@
 -- ARGV[1]  fingerprint
 -- ARGV[2]  the caller's fence
 -- ARGV[3]  the record's TTL, in ms
--- returns  {'ok'} to run it, {'ok', outcome} if it is finished, {'differs'} or {'overtaken'}
+-- returns  {'ok'} to run it, {'ok', outcome} if it is finished, {'mismatch'} or {'stale_fence'}
 local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'fence', 'outcome')
 if was[1] and was[1] ~= ARGV[1] then
-  return {'differs'}
+  return {'mismatch'}
 end
 if was[3] then
   return {'ok', was[3]}
 end
 if was[2] and tonumber(was[2]) > tonumber(ARGV[2]) then
-  return {'overtaken'}
+  return {'stale_fence'}
 end
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'fence', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])

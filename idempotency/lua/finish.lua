@@ -9,13 +9,13 @@
 -- ARGV[2]  the fence under which the caller began it
 -- ARGV[3]  the record's TTL, in ms
 -- ARGV[4]  outcome
--- returns  {'ok'}, {'differs'} or {'overtaken'}
+-- returns  {'ok'}, {'mismatch'} or {'stale_fence'}
 local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'fence')
 if was[1] and was[1] ~= ARGV[1] then
-  return {'differs'}
+  return {'mismatch'}
 end
 if was[2] and tonumber(was[2]) > tonumber(ARGV[2]) then
-  return {'overtaken'}
+  return {'stale_fence'}
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'fence', ARGV[2], 'outcome', ARGV[4])

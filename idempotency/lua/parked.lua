@@ -6,10 +6,10 @@
 -- ARGV[3]  ticket
 -- ARGV[4]  queue
 -- ARGV[5]  until when the ticket is valid, in ms
--- returns  {'ok'} or {'differs'}
+-- returns  {'ok'} or {'mismatch'}
 local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'outcome')
 if was[1] and was[1] ~= ARGV[1] then
-  return {'differs'}
+  return {'mismatch'}
 end
 if not was[2] then
   redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'ticket', ARGV[3], 'queue', ARGV[4], 'until', ARGV[5])

@@ -79,7 +79,7 @@ func parseAcquire(r result) (reply AcquireReply, err error) {
 	case len(n) < 5:
 		return reply, errShape
 	}
-	return AcquireReply{Foreign: n[3] < 0, Standing: Standing{milliseconds(n[1]), n[2], max(int(n[3]), 0), int(n[4])}}, nil
+	return AcquireReply{UnknownFormat: n[3] < 0, Standing: Standing{milliseconds(n[1]), n[2], max(int(n[3]), 0), int(n[4])}}, nil
 }
 
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -25,7 +25,7 @@ import (
 type Info struct {
 	Key           string
 	At            time.Time
-	Foreign       bool
+	UnknownFormat bool
 	Held, Waiting int
 	Holders       []Participant // in the order of their fences
 	Waiters       []Participant
@@ -297,7 +297,7 @@ func parseInspect(key string, val any) (info Info, err error) {
 		info.Reserved = time.UnixMilli(ends).Sub(info.At)
 		info.Stamp, _ = items[6].(int64)
 	}
-	info.Foreign = items[7] != int64(0)
+	info.UnknownFormat = items[7] != int64(0)
 	for _, item := range holders {
 		s, _ := item.(string)
 		f := strings.SplitN(s, " ", 4)

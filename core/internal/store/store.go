@@ -149,13 +149,13 @@ type AcquireRequest struct {
 
 // AcquireReply says whether the key was granted.
 type AcquireReply struct {
-	Granted  bool
-	Fence    int64
-	Waiting  bool // granted: others wait
-	Room     bool // granted: nobody waits, and one more with a limit above 1 fits
-	Reserved bool // granted: the key is reserved
-	Foreign  bool // refused: the record is not of this version, and has no FIFO
-	Standing      // refused
+	Granted       bool
+	Fence         int64
+	Waiting       bool // granted: others wait
+	Room          bool // granted: nobody waits, and one more with a limit above 1 fits
+	Reserved      bool // granted: the key is reserved
+	UnknownFormat bool // refused: the record is not of this version, and has no FIFO
+	Standing           // refused
 }
 
 // Standing is where a token stands in a key's FIFO.

@@ -21,7 +21,7 @@ import (
 // kinds are those that an outcome can be of.
 var kinds = []httplock.OutcomeKind{
 	httplock.OutcomeRan, httplock.OutcomePassed, httplock.OutcomePanicked, httplock.OutcomeLost, httplock.OutcomeConflict,
-	httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeLeft, httplock.OutcomeDeadline,
+	httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeCancelled, httplock.OutcomeDeadline,
 	httplock.OutcomeUnavailable, httplock.OutcomeRefused, httplock.OutcomeError,
 }
 
@@ -185,7 +185,7 @@ func (t *fixture) outcomesOfWaiting(l *ledger) {
 	ctx, leave := context.WithCancel(t.Context())
 	t.onConflict(b, leave)
 	require.ErrorIs(t, await(t, t.sending(ctx, s, "x"), "the client leaves"), context.Canceled)
-	l.requireOne(t, "left", httplock.OutcomeLeft, 499)
+	l.requireOne(t, "cancelled", httplock.OutcomeCancelled, 499)
 	release()
 	b.RequireFree(t)
 
