@@ -263,6 +263,7 @@ func (p *requestState) underKey(ctx context.Context) error {
 	if err := p.idempotent.begin(ctx); err != nil {
 		return err
 	}
+	defer p.m.holds.began(time.Now())
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, true)
