@@ -16,7 +16,8 @@ import (
 const statusClientClosedRequest = 499
 
 // refuse writes the response to a request that did not run. If it was encoded a
-// queue may have stored it, although the policy failed.
+// queue may have stored it, although the policy failed. It is long as it is one table: of two
+// cases that an error has, the first counts.
 func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	x = x.because(m, err)
 	var (
