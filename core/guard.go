@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/perkey-go/perkey/internal/nilcheck"
 )
@@ -135,6 +136,14 @@ func (g *Guard) Err() error {
 // Exclusive reports whether a call has its key for itself. It is false if the Guard's options have
 // [Shared] or [Counted] of more than one, or are invalid.
 func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
+
+// MinHold returns for how long the Guard's option [MinHold] keeps each key at least; zero without it.
+func (g *Guard) MinHold() time.Duration {
+	if g == nil {
+		return 0
+	}
+	return g.opts.minHold
+}
 
 // Locker returns the Guard's Locker; nil if it has none.
 func (g *Guard) Locker() *Locker {

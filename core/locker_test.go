@@ -51,31 +51,38 @@ func TestOneHolderPerKey(t *testing.T) {
 	})
 }
 
+// alone is work of many calls for one key: it fails the test if two are inside, and if a fence is not greater than the one before.
+type alone struct {
+	t           *testing.T
+	inside, ran atomic.Int64
+	fence       int64
+}
+
+func (a *alone) work(ctx context.Context) error {
+	if a.inside.Add(1) != 1 {
+		a.t.Error("two calls inside")
+	}
+	lease, _ := core.LeaseFrom(ctx)
+	if lease.Fence() <= a.fence {
+		a.t.Errorf("fence went from %d to %d", a.fence, lease.Fence())
+	}
+	a.fence = lease.Fence()
+	a.ran.Add(1)
+	a.inside.Add(-1)
+	return nil
+}
+
 func TestCallsNeverOverlap(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const lockers, calls, rounds = 3, 8, 10
-		var inside, ran atomic.Int64
-		var fence int64
+		const lockers, each, rounds = 3, 8, 10
+		calls := alone{t: t}
 		var wg sync.WaitGroup
 		for range lockers {
 			l := newLocker(t, env)
-			for range calls {
+			for range each {
 				wg.Go(func() {
 					for range rounds {
-						err := l.Do(t.Context(), "k", func(ctx context.Context) error {
-							if inside.Add(1) != 1 {
-								t.Error("two calls inside")
-							}
-							lease, _ := core.LeaseFrom(ctx)
-							if lease.Fence() <= fence {
-								t.Errorf("fence went from %d to %d", fence, lease.Fence())
-							}
-							fence = lease.Fence()
-							ran.Add(1)
-							inside.Add(-1)
-							return nil
-						})
-						if err != nil {
+						if err := l.Do(t.Context(), "k", calls.work); err != nil {
 							t.Error(err)
 						}
 					}
@@ -83,6 +90,6 @@ func TestCallsNeverOverlap(t *testing.T) {
 			}
 		}
 		wg.Wait()
-		require.EqualValues(t, lockers*calls*rounds, ran.Load())
+		require.EqualValues(t, lockers*each*rounds, calls.ran.Load())
 	})
 }

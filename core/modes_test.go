@@ -6,12 +6,10 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -155,58 +153,6 @@ func TestReadersBehindAWaitingWriterWait(t *testing.T) {
 		read := granted(t, second)
 		require.Greater(t, read.Fence(), written.Fence())
 		require.NoError(t, read.Release(t.Context()))
-	})
-}
-
-func TestAStreamOfReadersDoesNotStarveAWriter(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const lockers, streams = 3, 4
-		stop := make(chan struct{})
-		var passed atomic.Int64
-		var wg sync.WaitGroup
-		for range lockers {
-			l := newLocker(t, env)
-			for range streams {
-				wg.Go(func() {
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-						}
-						err := l.Do(t.Context(), "k", func(context.Context) error {
-							passed.Add(1)
-							time.Sleep(time.Millisecond)
-							return nil
-						}, core.Shared())
-						if err != nil {
-							t.Error(err)
-							return
-						}
-					}
-				})
-			}
-		}
-		defer wg.Wait()
-		defer close(stop)
-		writer := newLocker(t, env)
-		rdb := env.Client(t)
-		for range 5 {
-			redistest.Eventually(t, func() bool { return passed.Load() > 50 }, "readers read")
-			done := acquiring(t, writer, "k")
-			redistest.Eventually(t, func() bool {
-				if len(done) > 0 {
-					return true
-				}
-				queue, _ := rdb.HGet(t.Context(), core.RecordName(env.Prefix, "k"), "queue").Result()
-				return strings.Contains(queue, "1:")
-			}, "the writer waits")
-			passed.Store(0)
-			lease := granted(t, done)
-			// Those that were inside or before it may pass, once each.
-			require.LessOrEqual(t, passed.Load(), int64(2*lockers*streams))
-			require.NoError(t, lease.Release(t.Context()))
-		}
 	})
 }
 
@@ -394,140 +340,18 @@ func TestModesNeverOverlapWrongly(t *testing.T) {
 	})
 }
 
-func TestAWaiterThatGivesUpLeavesTheMiddleOfTheQueue(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lease, err := newLocker(t, env).Acquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		first := acquiring(t, newLocker(t, env), "k", core.Counted(1))
-		queued(t, env, "k", 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		middle := acquiringCtx(ctx, newLocker(t, env), "k")
-		queued(t, env, "k", 2)
-		last := acquiring(t, newLocker(t, env), "k", core.Shared())
-		queued(t, env, "k", 3)
-		cancel()
-		require.ErrorIs(t, outcome(t, middle).err, context.Canceled)
-		queued(t, env, "k", 2)
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, granted(t, first).Release(t.Context()))
-		require.NoError(t, granted(t, last).Release(t.Context()))
-	})
-}
-
-// Those behind a writer that gives up may enter at once.
-func TestTheWriterThatGivesUpLetsReadersIn(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		reading, err := newLocker(t, env).Acquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		writer := acquiringCtx(ctx, newLocker(t, env), "k")
-		queued(t, env, "k", 1)
-		reader := acquiring(t, newLocker(t, env), "k", core.Shared())
-		queued(t, env, "k", 2)
-		cancel()
-		require.ErrorIs(t, outcome(t, writer).err, context.Canceled)
-		require.NoError(t, granted(t, reader).Release(t.Context()))
-		require.NoError(t, reading.Release(t.Context()))
-	})
-}
-
-func TestALostGrantCostsAboutTheClaimSecond(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		l, proxy, _ := throughProxy(t, env, 3)
-		waiter := acquiring(t, l, "k")
-		listening(t, l)
-		queued(t, env, "k", 1)
-		proxy.DropReply(once("grant"))
-		start := time.Now()
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, granted(t, waiter).Release(t.Context()))
-		require.Less(t, time.Since(start), 1500*time.Millisecond)
-	})
-}
-
-// The one behind whom a grant was lost has no more to wait for than the claim.
-func TestAGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	stopped := launchHolder(t, env, "k", time.Second)
-	redistest.Eventually(t, func() bool {
-		queue, _ := env.Client(t).HGet(t.Context(), core.RecordName(env.Prefix, "k"), "queue").Result()
-		return strings.Contains(queue, "@")
-	}, "it listens")
-	next := acquiring(t, newLocker(t, env), "k")
-	queued(t, env, "k", 2)
-	stopped.signal(syscall.SIGSTOP)
-	start := time.Now()
-	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, granted(t, next).Release(t.Context()))
-	require.Less(t, time.Since(start), 2500*time.Millisecond)
-}
-
-func TestDeadWaitersAreSkipped(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		// Its client is closed without the locker: it can neither leave nor listen.
-		rdb := redis.NewClient(&redis.Options{Addr: env.Addr})
-		dead, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithRenewalClient(rdb))
-		require.NoError(t, err)
-		gone := acquiring(t, dead, "k")
-		queued(t, env, "k", 1)
-		alive := acquiring(t, newLocker(t, env), "k")
-		queued(t, env, "k", 2)
-		require.NoError(t, rdb.Close())
-
-		start := time.Now()
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, granted(t, alive).Release(t.Context()))
-		require.Less(t, time.Since(start), 2500*time.Millisecond)
-		require.NoError(t, dead.Close())
-		require.Error(t, outcome(t, gone).err)
-	})
-}
-
-func TestAKilledWaiterIsSkipped(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	l := newLocker(t, env)
-	lease, err := l.Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	killed := launchHolder(t, env, "k", time.Second, "shared")
-	queued(t, env, "k", 1)
-	next := acquiring(t, newLocker(t, env), "k")
-	queued(t, env, "k", 2)
-	killed.signal(syscall.SIGKILL)
-	_ = killed.cmd.Wait()
-
-	start := time.Now()
-	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, granted(t, next).Release(t.Context()))
-	require.Less(t, time.Since(start), 2*time.Second)
-}
-
 func TestTooManyWaitersAreRefusedAsAConflict(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env, core.WithMaxWaiters(2, 3))
 		lease, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
-		inLine, done := make(chan struct{}), make(chan error, 2)
-		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
-		for range 2 {
-			go func() {
-				done <- l.Guard(untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
-			}()
-			<-inLine
-		}
+		calls := []<-chan error{untilItWaits(t, l.Guard(untilWoken)), untilItWaits(t, l.Guard(untilWoken))}
 		_, err = l.Acquire(t.Context(), "k")
 		var conflict *core.ConflictError
 		require.ErrorAs(t, err, &conflict)
 		require.Equal(t, "k", conflict.Key)
 		require.NoError(t, lease.Release(t.Context()))
-		for range 2 {
+		for _, done := range calls {
 			require.NoError(t, <-done)
 		}
 	})

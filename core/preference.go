@@ -16,15 +16,22 @@ type Preference struct {
 	Async bool
 }
 
-// PreferencePolicy may be implemented by a [ConflictPolicy] that honors [Call].Prefer.
+// PreferencePolicy is implemented by a [ConflictPolicy] whose decision can be [Deferred], or that honors
+// [Call].Prefer. One that only rejects, or waits as long as it likes, does not need it.
 type PreferencePolicy interface {
-	// Honors returns the part of a preference that the policy honors. It does not
-	// depend on the conflict.
+	// Honors returns what is left of a preference when all is taken away that the policy does not do:
+	//
+	//   - a policy that may defer a call leaves Async. By this httplock knows, when a service starts, that requests
+	//     may be parked, and refuses a guard that does not say on whose behalf;
+	//   - one that waits for Wait at most, if the call has such a bound, leaves Bounded and Wait;
+	//   - one that holds another policy returns [Honored] of that one, and adds what it does itself.
+	//
+	// It does not depend on the conflict.
 	Honors(p Preference) Preference
 }
 
-// Honored returns the part of a preference that policy honors: none of it if policy is not a
-// [PreferencePolicy].
+// Honored returns the part of a preference that policy honors, for policies that hold it: none of it if
+// policy is not a [PreferencePolicy].
 func Honored(policy ConflictPolicy, p Preference) Preference {
 	if honoring, ok := policy.(PreferencePolicy); ok && p != (Preference{}) {
 		return honoring.Honors(p)

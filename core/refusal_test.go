@@ -106,12 +106,7 @@ func TestAFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 	rdb, holder, waiting := env.Client(t), newLocker(t, env), newLocker(t, env)
 	lease, err := holder.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
-	inLine, done := make(chan struct{}), make(chan error)
-	go func() {
-		call := core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }}
-		done <- waiting.Guard(untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
-	}()
-	<-inLine
+	done := untilItWaits(t, waiting.Guard(untilWoken))
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	require.NoError(t, lease.Release(t.Context()), "the holder need not know")
 	if err := <-done; err != nil { // or it was in the queue, and got the key without a byte more

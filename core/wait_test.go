@@ -84,19 +84,21 @@ func TestTheFirstInLinePassesTheWordOnWhenItLeaves(t *testing.T) {
 	})
 }
 
+// untilItWaits begins a call for "k", and returns where its error will be when the call waits.
+func untilItWaits(t *testing.T, guard *core.Guard) <-chan error {
+	waits, done := make(chan struct{}), make(chan error, 1)
+	call := core.Call{Key: "k", BeforeWait: func() error { close(waits); return nil }}
+	go func() { done <- guard.Do(t.Context(), call, nothing) }()
+	<-waits
+	return done
+}
+
 func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newSleeper(t, env)
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
-		inLine := make(chan struct{})
-		done := make(chan error)
-		go func() {
-			done <- l.Guard(untilWoken).Do(t.Context(),
-				core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }},
-				func(context.Context) error { return nil })
-		}()
-		<-inLine
+		done := untilItWaits(t, l.Guard(untilWoken))
 		require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
 		require.NoError(t, <-done)
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
@@ -266,14 +268,7 @@ func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
 		l := newLocker(t, env)
 		lease, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
-		inLine := make(chan struct{})
-		done := make(chan error)
-		go func() {
-			done <- l.Guard(untilWoken).Do(t.Context(),
-				core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }},
-				func(context.Context) error { return nil })
-		}()
-		<-inLine
+		done := untilItWaits(t, l.Guard(untilWoken))
 		require.NoError(t, l.Close())
 		require.NoError(t, l.Close(), "twice")
 		require.ErrorIs(t, <-done, core.ErrClosed)

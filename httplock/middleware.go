@@ -32,7 +32,8 @@ type Middleware struct {
 	idempotency   *idempotencyRules // nil: Idempotency-Key is the handler's
 	onConflict    ProblemHandler
 	onError       ProblemHandler
-	observer      Observer // nil: nobody is told
+	observer      Observer     // nil: nobody is told
+	holds         *recentHolds // apart from what does not change, for the sake of the processor's cache
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
@@ -94,6 +95,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	}
 	m := &Middleware{
 		guard: guard, body: defaultBodyRules(), keptHeaders: defaultHeaders(), credentials: maps.Clone(credentialHeaders),
+		holds: &recentHolds{minHold: guard.MinHold()},
 	}
 	for _, opt := range opts {
 		if opt == nil {

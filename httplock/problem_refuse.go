@@ -16,7 +16,8 @@ import (
 const statusClientClosedRequest = 499
 
 // refuse writes the response to a request that did not run. If it was encoded a
-// queue may have stored it, although the policy failed.
+// queue may have stored it, although the policy failed. It is long as it is one table: of two
+// cases that an error has, the first counts.
 func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	x = x.because(m, err)
 	var (
@@ -48,12 +49,12 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 			m.logger().WarnContext(ctx, "httplock: requests with credentials are not parked here, and are answered with 409: "+
 				"have the function of WithPrincipal say whose they are, or give the guard WithAnonymous if it does not look at them", "name", x.Name)
 		})
-		respond(x, problemConflict.document(conflictRetryAfter(0)))
+		respond(x, problemConflict.document(soon()))
 	case errors.As(err, &conflict):
-		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining)))
+		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining, m.holds.usual())))
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
 		errors.Is(err, idempotency.ErrStaleFence):
-		respond(x, problemConflict.document(conflictRetryAfter(0)))
+		respond(x, problemConflict.document(soon()))
 	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull), errors.Is(err, errPrincipalWaits):
 		unwanted(x, err)
 	case left(ctx):

@@ -108,16 +108,21 @@ func (p *requestState) prepare() bool {
 		p.refuse(err)
 		return false
 	}
-	if m.guard.Policy() == nil { // the call neither waits nor is deferred
+	p.prepareToWait()
+	return true
+}
+
+// prepareToWait makes the call one that may wait and be deferred, if its guard has a policy for that.
+func (p *requestState) prepareToWait() {
+	if p.m.guard.Policy() == nil {
 		p.call.Prefer.Async = false
-		return true
+		return
 	}
 	p.call.BeforeWait = p.beforeWait
-	if p.replay == nil && replayable(x.Request) && (p.body.whole || !p.streams()) {
+	if p.replay == nil && replayable(p.x.Request) && (p.body.whole || !p.streams()) {
 		p.call.Encode = p.encode
 	}
 	p.call.Prefer.Async = p.call.Prefer.Async && p.call.Encode != nil && p.nobody == nil
-	return true
 }
 
 // enter makes the request one of its principal's waiters.
@@ -263,6 +268,7 @@ func (p *requestState) underKey(ctx context.Context) error {
 	if err := p.idempotent.begin(ctx); err != nil {
 		return err
 	}
+	defer p.m.holds.began(time.Now())
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, true)

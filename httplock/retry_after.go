@@ -4,7 +4,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
@@ -13,18 +15,52 @@ import (
 const (
 	minRetryAfter = 100 * time.Millisecond
 	maxRetryAfter = 30 * time.Second
+	// Of clients that try again a few times only, against a holder that takes much longer than others.
+	minUsualRetryAfter = time.Second
 	// What a client is told that would like to know how its parked request does.
 	ticketRetryAfter = time.Second
 )
 
-// conflictRetryAfter is when the key may be free: at the end of the holder's
-// lease, unless the holder renews it or comes back earlier. Clients that were
-// refused together are spread out.
-func conflictRetryAfter(remaining time.Duration) time.Duration {
+// conflictRetryAfter is when the key may be free: after the usual time for which the route's requests hold their keys, and at the end of
+// the holder's lease at the latest, unless the holder renews it. A usual of zero is not known. Clients that were refused together are
+// spread out.
+func conflictRetryAfter(remaining, usual time.Duration) time.Duration {
 	if remaining <= 0 {
 		return soon()
 	}
-	return max(minRetryAfter, backoff.Spread(min(remaining, maxRetryAfter)))
+	after := min(remaining, maxRetryAfter)
+	if usual > 0 {
+		after = min(after, max(usual, minUsualRetryAfter))
+	}
+	return max(minRetryAfter, backoff.Spread(after))
+}
+
+// recentHolds are for how long the latest requests of a guard held their keys in this process. It is safe for concurrent use.
+type recentHolds struct {
+	minHold time.Duration // of the guard
+	count   atomic.Uint64
+	took    [32]atomic.Int64
+}
+
+// began counts the request that began then, and ends now.
+func (h *recentHolds) began(then time.Time) {
+	took := max(time.Since(then), h.minHold, 1)
+	h.took[(h.count.Add(1)-1)%uint64(len(h.took))].Store(int64(took))
+}
+
+// usual is the time within which nine in ten of them ended; zero if none has ended yet.
+func (h *recentHolds) usual() time.Duration {
+	var all [len(h.took)]int64
+	for i := range all {
+		all[i] = h.took[i].Load()
+	}
+	slices.Sort(all[:])
+	known := slices.IndexFunc(all[:], func(took int64) bool { return took > 0 })
+	if known < 0 {
+		return 0
+	}
+	n := len(all) - known
+	return time.Duration(all[known+(9*n+9)/10-1])
 }
 
 // soon is when to try again what nobody knows the time of.

@@ -195,9 +195,9 @@ func (b *Beacon) describe() entry {
 	for _, l := range b.lockers {
 		e.Lockers = append(e.Lockers, l.ID())
 	}
-	version, golang, program := built()
-	e.Version, e.Go = shown(version), shown(golang)
-	e.Service = cmp.Or(e.Service, shown(program))
+	program := built()
+	e.Version, e.Go = shown(program.version), shown(program.golang)
+	e.Service = cmp.Or(e.Service, shown(program.path))
 	return e
 }
 

@@ -151,7 +151,7 @@ func (e *entry) process(age time.Duration) Process {
 	p := Process{
 		ID: e.ID, Lockers: e.Lockers, Host: e.Host, PID: e.PID, Service: e.Service, Version: e.Version, Go: e.Go, Started: unixms.Time(e.Started),
 		Age: max(age, 0), TTL: time.Duration(e.TTL) * time.Millisecond, Cut: e.Cut,
-		Local: core.Local{Held: e.Held, Waiting: e.Waiting},
+		Local: e.local(),
 		Snapshot: Snapshot{
 			Since: unixms.Time(e.Since), At: unixms.Time(e.At),
 			Renewals:    RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
@@ -191,17 +191,6 @@ func (e *entry) process(age time.Duration) Process {
 	for _, event := range e.Events {
 		s.Events = append(s.Events, event.event(e.ID))
 	}
-	for _, l := range e.Leases {
-		p.Local.Leases = append(p.Local.Leases, core.LocalLease{
-			Key: string(l.Key), Name: string(l.Name), Mode: core.Mode(l.Mode), Fence: l.Fence, Held: microseconds(l.Held), TTL: microseconds(l.TTL),
-			Remaining: microseconds(l.Remaining), Contended: l.Contended,
-		})
-	}
-	for _, w := range e.Waits {
-		p.Local.Waits = append(p.Local.Waits, core.LocalWait{
-			Key: string(w.Key), Name: string(w.Name), ID: string(w.ID), Mode: core.Mode(w.Mode), Waited: microseconds(w.Waited),
-		})
-	}
 	if e.Workers != nil {
 		p.Workers = []delayqueue.Local{}
 	}
@@ -211,6 +200,22 @@ func (e *entry) process(age time.Duration) Process {
 		})
 	}
 	return p
+}
+
+func (e *entry) local() core.Local {
+	local := core.Local{Held: e.Held, Waiting: e.Waiting}
+	for _, l := range e.Leases {
+		local.Leases = append(local.Leases, core.LocalLease{
+			Key: string(l.Key), Name: string(l.Name), Mode: core.Mode(l.Mode), Fence: l.Fence, Held: microseconds(l.Held), TTL: microseconds(l.TTL),
+			Remaining: microseconds(l.Remaining), Contended: l.Contended,
+		})
+	}
+	for _, w := range e.Waits {
+		local.Waits = append(local.Waits, core.LocalWait{
+			Key: string(w.Key), Name: string(w.Name), ID: string(w.ID), Mode: core.Mode(w.Mode), Waited: microseconds(w.Waited),
+		})
+	}
+	return local
 }
 
 func hotKeys(keys []wireHot) (all []HotKey) {

@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"sync"
 )
 
 // Metric describes a metric of a process, as lockprom and lockotel export it.
@@ -86,9 +87,8 @@ const hashDigits = 12
 // of this process. The names in their Metric.Labels are shared and must not be changed; the rest
 // is a copy, which the caller may change.
 func (s Snapshot) Samples() []Sample {
-	version, golang, _ := built()
-	all := samples{}
-	all.add(buildInfo, 1, cmp.Or(version, "unknown"), cmp.Or(golang, "unknown"))
+	all, b := samples{}, built()
+	all.add(buildInfo, 1, cmp.Or(b.version, "unknown"), cmp.Or(b.golang, "unknown"))
 	all.addSnapshot(s)
 	return all
 }
@@ -155,14 +155,17 @@ func (all *samples) addSnapshot(s Snapshot) {
 
 const module = "github.com/perkey-go/perkey"
 
-// built are the versions of perkey and of Go that the program was built with, and the path of its main package; empty: not known.
-func built() (version, golang, program string) {
+// build has the versions of perkey and of Go that a program was built with, and the path of its main package; empty: not known.
+type build struct{ version, golang, path string }
+
+// built is the build of this process. It is read once: debug.ReadBuildInfo parses it each time.
+var built = sync.OnceValue(func() build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "", "", ""
+		return build{}
 	}
-	return versionIn(info), info.GoVersion, info.Path
-}
+	return build{versionIn(info), info.GoVersion, info.Path}
+})
 
 // versionIn is the version of perkey in a program.
 func versionIn(info *debug.BuildInfo) string {

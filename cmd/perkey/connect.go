@@ -217,6 +217,14 @@ func (t *tool) operator() (*ops.Operator, error) {
 	return ops.NewOperator(t.locker, audit)
 }
 
+// connectOperator connects, and is operator.
+func (t *tool) connectOperator(ctx context.Context, c *cli.Command) (*ops.Operator, error) {
+	if err := t.connect(ctx, c); err != nil {
+		return nil, err
+	}
+	return t.operator()
+}
+
 // reasonFlag is that of all changes.
 func reasonFlag() cli.Flag {
 	return &cli.StringFlag{Name: flagReason, Usage: "why, for the audit: a `TEXT` that is needed"}

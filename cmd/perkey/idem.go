@@ -61,10 +61,7 @@ func (t *tool) idemShow(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := t.connect(ctx, c); err != nil {
-		return err
-	}
-	o, err := t.operator()
+	o, err := t.connectOperator(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -100,10 +97,7 @@ func (t *tool) idemForget(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := t.connect(ctx, c); err != nil {
-		return err
-	}
-	o, err := t.operator()
+	o, err := t.connectOperator(ctx, c)
 	if err == nil {
 		err = o.Forget(ctx, why, r, seen)
 	}

@@ -32,10 +32,7 @@ func (t *tool) unlock(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := t.connect(ctx, c); err != nil {
-		return err
-	}
-	o, err := t.operator()
+	o, err := t.connectOperator(ctx, c)
 	if err != nil {
 		return err
 	}

@@ -87,21 +87,21 @@ func TestTraffic_ShowsEachPolicy(t *testing.T) {
 
 	v := board.view()
 	require.NoError(t, v.broken(true))
-	require.Equal(t, 600, v.total.requests)
+	require.Equal(t, 600, v.total()[requests])
 	require.Empty(t, v.inside)
 	require.Empty(t, v.waiting)
 	require.Empty(t, v.parked)
-	pay, cart, ship := v.rows[0], v.rows[1], v.rows[2]
+	pay, cart, ship := v.row(routePay).n, v.row(routeCart).n, v.row(routeShip).n
 	share := func(n, of int) float64 { return float64(n) / float64(of) }
-	require.InDelta(t, 0.8, share(pay.ran, pay.requests), 0.15, "most pays run: %+v", pay)
-	require.Equal(t, pay.requests, pay.ran+pay.refused)
-	require.Zero(t, pay.waited+pay.parked)
-	require.Equal(t, cart.requests, cart.ran, "every cart is saved")
-	require.InDelta(t, 0.4, share(cart.waited, cart.requests), 0.3, "some wait: %+v", cart)
-	require.Less(t, cart.waits[len(cart.waits)/2], 20*cfg.beat, "for less than the policy allows")
-	require.InDelta(t, 0.75, share(ship.parked, ship.requests), 0.2, "the first step runs, the others are parked: %+v", ship)
-	require.Equal(t, ship.parked, ship.replayed)
-	require.Zero(t, ship.refused)
+	require.InDelta(t, 0.8, share(pay[ran], pay[requests]), 0.15, "most pays run: %+v", pay)
+	require.Equal(t, pay[requests], pay[ran]+pay[refused])
+	require.Zero(t, pay[waited]+pay[parked])
+	require.Equal(t, cart[requests], cart[ran], "every cart is saved")
+	require.InDelta(t, 0.4, share(cart[waited], cart[requests]), 0.3, "some wait: %+v", cart)
+	require.Less(t, v.rows[1].waits[len(v.rows[1].waits)/2], 20*cfg.beat, "for less than the policy allows")
+	require.InDelta(t, 0.75, share(ship[parked], ship[requests]), 0.2, "the first step runs, the others are parked: %+v", ship)
+	require.Equal(t, ship[parked], ship[replayed])
+	require.Zero(t, ship[refused])
 }
 
 func TestDemo_ServesTheConsole(t *testing.T) {
@@ -127,7 +127,7 @@ func TestDemo_ServesTheConsole(t *testing.T) {
 				}, path)
 			}
 			if local {
-				require.Equal(t, http.StatusForbidden, get("evil.example", "/ops/").Code, "a host name that points here")
+				require.Equal(t, http.StatusMisdirectedRequest, get("evil.example", "/ops/").Code, "a host name that points here")
 				require.Equal(t, http.StatusOK, get("[::1]:80", "/ops/").Code)
 				require.Equal(t, http.StatusOK, get("[::1]", "/ops/").Code)
 				require.Equal(t, http.StatusOK, get("127.0.0.1", "/ops/").Code)
@@ -163,17 +163,16 @@ func TestDemo_SaysWhatIsWrong(t *testing.T) {
 
 func TestScoreboard_SeesEachBrokenPromise(t *testing.T) {
 	b := newScoreboard("none", place{})
-	_, leaveFirst := b.enter(routePay, "k")
-	_, leaveSecond := b.enter(routePay, "k")
+	_, leaveFirst := b.enter(routePay, "k", false)
+	_, leaveSecond := b.enter(routePay, "k", false)
 	leaveSecond()
 	leaveFirst()
-	b.swapped()
-	b.lost()
+	b.update(func(v *view) { v.violations++; v.lost++ })
 	b.failed(routeShip, context.DeadlineExceeded)
 	for _, route := range routes {
-		b.count(route, func(r *row) { r.requests++ })
+		b.count(route.name, requests)
 	}
-	b.count(routeShip, func(r *row) { r.parked++ })
+	b.count(routeShip, parked)
 	v := b.view()
 	for _, want := range []string{
 		"2 handlers were inside", "2 violations", "1 parked requests were lost", "1 requests failed, the first with: POST /orders/:id/ship: context deadline",

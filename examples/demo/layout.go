@@ -1,169 +1,203 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/perkey-go/perkey/examples/internal/terminal"
 )
+
+// route is a row of the board, and what is said of it: what becomes of a request whose key is held, and how to see that.
+type route struct {
+	name, short, held string
+	style             terminal.Style
+	try, twice        string
+}
+
+var routes = []route{
+	{routePay, "pay", "is refused", terminal.Yellow, "POST '%s/orders/7/pay?work=5s' &", "409"},
+	{routeCart, "cart", "waits", terminal.Blue, "PUT '%s/carts/7?work=1s' &", "waits"},
+	{routeShip, "ship", "is parked, runs later", terminal.Pink, "POST '%s/orders/7/ship?work=5s' &", "202"},
+}
 
 const sideBySide = 75 // columns that the three lists need for that
 
-// section is a part of the screen. Where there is no room for all of them, those of the lowest rank stay.
-type section struct {
-	rank  int
-	gap   bool // an empty line before it, if there is room
-	lines []line
-}
-
-// layout is the screen: at most so many rows, and lines that are cut off after so many columns.
-func (v *view) layout(columns, rows int) (all []line) {
+// layout is the screen, of at most so many rows. Where there is no room for all of it, what matters most stays.
+func (v *view) layout(columns, rows int) []string {
+	left := rows
+	fits := func(lines []string) []string {
+		if len(lines) > left {
+			return nil
+		}
+		left -= len(lines)
+		return lines
+	}
 	least, most := 4, 13
 	if columns < sideBySide {
 		least, most = 6, 18
 	}
-	lists := section{rank: 4, gap: true, lines: make([]line, least)}
-	parts := []*section{
-		{rank: 1, lines: []line{v.title(columns)}},
-		{rank: 0, gap: true, lines: v.table(columns)},
-		&lists,
-		{rank: 5, gap: true, lines: v.events(columns)},
-		{rank: 2, gap: true, lines: v.promise(columns)},
-		{rank: 3, lines: v.address(columns)},
-		{rank: 6, lines: v.curls(columns)},
-	}
-	left := rows
-	for _, part := range slices.SortedFunc(slices.Values(parts), func(x, y *section) int { return x.rank - y.rank }) {
-		if len(part.lines) > left {
-			part.lines = nil
-		}
-		left -= len(part.lines)
-	}
-	for _, part := range parts {
-		if part.gap && len(part.lines) > 0 && left > 0 {
-			part.lines = slices.Insert(part.lines, 0, line{})
+	table, title := fits(v.table(columns)), fits([]string{v.title(columns)})
+	promise, address := fits(v.promise(columns)), fits(v.address(columns))
+	lists, events, curls := fits(make([]string, least)), fits(v.events(columns)), fits(v.curls(columns))
+
+	for _, part := range []*[]string{&table, &lists, &events, &promise} {
+		if len(*part) > 0 && left > 0 { // an empty line before it
+			*part = slices.Insert(*part, 0, "")
 			left--
 		}
 	}
-	if n := len(lists.lines); n >= least {
-		lists.lines = append(lists.lines[:n-least], v.lists(columns, min(least+left, most))...)
+	if n := len(lists) - least; n >= 0 {
+		lists = append(lists[:n], v.lists(columns, min(least+left, most))...)
 	}
-	for _, part := range parts {
-		all = append(all, part.lines...)
-	}
-	return all
+	return slices.Concat(title, table, lists, events, promise, address, curls)
 }
 
-func (v *view) title(columns int) line {
-	l := line{{bold, "perkey"}, {plain, " one request at a time per key"}}
-	right := fmt.Sprintf("%s Redis  %s", v.redis, v.elapsed.Round(time.Second))
-	if gap := columns - l.width() - len(right); gap >= 2 {
-		return append(l, span{plain, strings.Repeat(" ", gap) + right})
-	}
-	return l
+func (v *view) title(columns int) string {
+	right := fmt.Sprintf("  %s Redis  %s", v.redis, time.Since(v.start).Round(time.Second))
+	return terminal.Fit(columns, terminal.Pad(terminal.Bold.Of("perkey")+" one request at a time per key", columns-len(right)), right)
 }
 
-// lists are who is inside, who waits, and what is parked, in so many rows.
-func (v *view) lists(columns, rows int) []line {
-	lists := []struct {
-		head    string
-		style   style
-		entries []entry
-	}{{"inside now", green, v.inside}, {"waiting", blue, v.waiting}, {"parked", pink, v.parked}}
+const always = math.MaxInt
 
-	lines := make([]line, rows)
-	if columns < sideBySide {
-		each := rows / len(lists)
-		for i, list := range lists {
-			lines[i*each] = line{{bold, fmt.Sprintf("%s: %d", list.head, len(list.entries))}}
-			fill(lines[i*each+1:(i+1)*each], list.entries, list.style, 0, columns)
+// table has some columns only in windows of from to below columns. A negative width: to the left.
+var table = []struct {
+	head        string
+	width       int
+	style       terminal.Style
+	from, below int
+	cell        func(row) string
+}{
+	{"route", -5, terminal.Plain, 0, 76, func(r row) string { return r.short }},
+	{"route", -21, terminal.Plain, 76, always, func(r row) string { return r.name }},
+	{"  if the key is held it", -26, terminal.Plain, 111, always, func(r row) string { return "  " + r.held }},
+	{"sent", 6, terminal.Plain, 0, 76, number(requests)},
+	{"requests", 9, terminal.Plain, 76, always, number(requests)},
+	{"ran", 6, terminal.Green, 0, 76, number(ran)},
+	{"ran", 7, terminal.Green, 76, always, number(ran)},
+	{"refused", 8, terminal.Yellow, 0, always, number(refused)},
+	{"waited", 7, terminal.Blue, 0, always, number(waited)},
+	{"median", 8, terminal.Blue, 76, always, percentile(50)},
+	{"p99", 8, terminal.Blue, 111, always, percentile(99)},
+	{"parked", 7, terminal.Pink, 0, always, number(parked)},
+	{"replayed", 9, terminal.Pink, 76, always, number(replayed)},
+}
+
+func number(t tally) func(row) string {
+	return func(r row) string { return cmp.Or(strings.TrimPrefix(fmt.Sprint(r.n[t]), "0"), "-") }
+}
+
+// percentile is of what those waited who waited at all.
+func percentile(p int) func(row) string {
+	return func(r row) string {
+		if len(r.waits) == 0 {
+			return "-"
 		}
-		return lines
+		return milliseconds(r.waits[(len(r.waits)-1)*p/100])
 	}
-	width := min(columns, 120) / len(lists)
-	for i, list := range lists {
-		lines[0] = append(lines[0].padded(i*width), span{bold, fmt.Sprintf("%s: %d", list.head, len(list.entries))})
-		fill(lines[1:], list.entries, list.style, i*width, width)
+}
+
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
+
+func (v *view) table(columns int) []string {
+	lines := make([]string, 1+len(v.rows))
+	for _, c := range table {
+		if c.from <= columns && columns < c.below {
+			lines[0] += terminal.Bold.Of(fmt.Sprintf("%*s", c.width, c.head))
+			for i, r := range v.rows {
+				lines[1+i] += c.style.Of(fmt.Sprintf("%*s", c.width, c.cell(r)))
+			}
+		}
 	}
 	return lines
 }
 
-// fill adds entries to lines, as many as there is room for, in the columns that begin with from.
-func fill(lines []line, entries []entry, style style, from, width int) {
-	for i, e := range entries[:min(len(entries), len(lines))] {
-		key := fmt.Sprintf("%-11s", cut(e.key, width-len(e.text)-2))
-		lines[i] = append(lines[i].padded(from), span{style, key}, span{plain, " " + e.text})
+// lists are who is inside, the oldest first, who waits, and what is parked, in so many rows.
+func (v *view) lists(columns, rows int) []string {
+	inside := slices.SortedFunc(maps.Keys(v.inside), func(x, y string) int {
+		return cmp.Or(v.inside[x].since.Compare(v.inside[y].since), cmp.Compare(x, y))
+	})
+	lists := []struct {
+		head  string
+		style terminal.Style
+		keys  []string
+		text  func(key string) string
+	}{
+		{"inside now", terminal.Green, inside, func(key string) string {
+			at := v.inside[key]
+			return fmt.Sprintf("%-4s %7s", v.row(at.route).short, milliseconds(time.Since(at.since)))
+		}},
+		{"waiting", terminal.Blue, known(v.waiting), func(key string) string { return plural(v.waiting[key], "call") }},
+		{"parked", terminal.Pink, known(v.parked), func(key string) string { return plural(v.parked[key], "request") }},
 	}
+	lines, each := make([]string, rows), rows/len(lists)
+	for i, list := range lists {
+		part, from, wide := lines[i*each:(i+1)*each], 0, columns // below one another
+		if columns >= sideBySide {
+			wide = min(columns, 120) / len(lists)
+			part, from = lines, i*wide
+		}
+		part[0] = terminal.Pad(part[0], from) + terminal.Bold.Of(fmt.Sprintf("%s: %d", list.head, len(list.keys)))
+		for y, key := range list.keys[:min(len(list.keys), len(part)-1)] {
+			text, key := list.text(key), terminal.Printable(key)
+			if most := wide - len(text) - 2; len(key) > most && most > 2 {
+				key = key[:most-2] + ".."
+			}
+			part[1+y] = terminal.Pad(part[1+y], from) + list.style.Of(fmt.Sprintf("%-11s", key)) + " " + text
+		}
+	}
+	return lines
 }
 
-// cut shortens a long key.
-func cut(key string, columns int) string {
-	if len(key) <= columns || columns < 3 {
-		return key
+// known are the keys of which there is something.
+func known(all map[string]int) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool { return all[key] < 1 })
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
 	}
-	return key[:columns-2] + ".."
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // events are what happened last on each route.
-func (v *view) events(columns int) []line {
-	lines := make([]line, 0, len(routes))
-	for i := range routes {
-		e, style := v.rows[i].event, []style{yellow, blue, pink}[i]
-		l := line{{style, e.text}}
-		if l.width()+len(e.more) <= columns {
-			l = append(l, span{plain, e.more})
-		}
-		lines = append(lines, l)
+func (v *view) events(columns int) (lines []string) {
+	for _, r := range v.rows {
+		lines = append(lines, terminal.Fit(columns, r.style.Of(terminal.Printable(r.event.text)), r.event.more))
 	}
 	return lines
 }
 
 // promise is what was promised, and how often it was seen to be kept.
-func (v *view) promise(columns int) []line {
-	l := line{{green, "violations: 0"}}
-	if v.violations > 0 {
-		l = line{{red, fmt.Sprintf("violations: %d", v.violations)}}
-	}
-	for _, more := range []string{fmt.Sprintf(" in %d runs", v.entered), "   promised: one at a time per key, parked in order"} {
-		if l.width()+len(more) <= columns {
-			l = append(l, span{plain, more})
-		}
-	}
-	lines := []line{l}
-	if v.total.failed+v.lostOnes > 0 {
-		lines = append(lines, line{{red, fmt.Sprintf("failed: %d, lost: %d: %v", v.total.failed, v.lostOnes, v.failure)}})
+func (v *view) promise(columns int) []string {
+	style := map[bool]terminal.Style{true: terminal.Green, false: terminal.Red}[v.violations == 0]
+	lines := []string{terminal.Fit(columns, style.Of(fmt.Sprintf("violations: %d", v.violations)), fmt.Sprintf(" in %d runs", v.entered),
+		"   promised: one at a time per key, parked in order")}
+	if n := v.total()[failed]; n > 0 || v.lost > 0 {
+		lines = append(lines, terminal.Red.Of(terminal.Printable(fmt.Sprintf("failed: %d, lost: %d: %v", n, v.lost, v.failure))))
 	}
 	return lines
 }
 
 // address is where the console is.
-func (v *view) address(columns int) []line {
-	l, readOnly := line{{plain, "console "}, {bold, v.place.url + "/ops/"}}, line{{yellow, "   read-only: others reach it too"}}
-	if v.place.local {
-		readOnly = nil
-	} else if l.width()+readOnly.width() > columns {
-		return []line{l, readOnly}
+func (v *view) address(columns int) []string {
+	lines := []string{terminal.Fit(columns, "console "+terminal.Bold.Of(v.place.url+"/ops/"), "   Ctrl-C ends")}
+	if !v.place.local {
+		lines = append(lines, terminal.Yellow.Of("the console is read-only: others reach it too"))
 	}
-	l = append(l, readOnly...)
-	if more := "   Ctrl-C ends"; l.width()+len(more) <= columns {
-		l = append(l, span{plain, more})
-	}
-	return []line{l}
+	return lines
 }
 
 // curls are what to try, each whole or not at all.
-func (v *view) curls(columns int) (lines []line) {
-	for _, c := range []struct{ request, says string }{
-		{"POST '" + v.place.url + "/orders/7/pay?work=5s' &", "twice: 409"},
-		{"PUT '" + v.place.url + "/carts/7?work=1s' &", "twice: waits"},
-		{"POST '" + v.place.url + "/orders/7/ship?work=5s' &", "twice: 202"},
-	} {
-		l := line{{plain, "curl -X " + c.request}}
-		if more := "  # " + c.says; l.width()+len(more) <= columns {
-			l = append(l, span{plain, more})
-		}
-		if l.width() <= columns {
-			lines = append(lines, l)
+func (v *view) curls(columns int) (lines []string) {
+	for _, r := range routes {
+		if curl := "curl -X " + fmt.Sprintf(r.try, v.place.url); len(curl) <= columns {
+			lines = append(lines, terminal.Fit(columns, curl, "  # twice: "+r.twice))
 		}
 	}
 	return lines
@@ -171,31 +205,29 @@ func (v *view) curls(columns int) (lines []line) {
 
 // introduction is what stands before the lines of an output that is not a terminal.
 func (v *view) introduction(once bool) string {
-	lines := v.address(79)
+	lines := append([]string{v.title(79), ""}, v.address(79)...)
 	if !once {
 		lines = append(lines, v.curls(79)...)
 	}
-	return text(append([]line{v.title(79), nil}, lines...), 79)
+	return terminal.Text(lines, 79)
 }
 
 // sentence is the board in a line.
 func (v *view) sentence() string {
-	t := v.total
+	n := v.total()
 	return fmt.Sprintf("%4.0f s  %d requests: %d ran, %d refused, %d parked, %d replayed; violations: %d",
-		v.elapsed.Seconds(), t.requests, t.ran, t.refused, t.parked, t.replayed, v.violations)
+		time.Since(v.start).Seconds(), n[requests], n[ran], n[refused], n[parked], n[replayed], v.violations)
 }
 
 // summary is what stays when the demo has ended.
 func (v *view) summary(columns int) string {
-	lines := append(append(v.table(columns-1), nil), v.promise(columns-1)...)
-	return text(lines, columns-1) + fmt.Sprintf("%.1f s on %s Redis\n", v.elapsed.Seconds(), v.redis)
+	lines := append(append(v.table(columns-1), ""), v.promise(columns-1)...)
+	return terminal.Text(lines, columns-1) + fmt.Sprintf("%.1f s on %s Redis\n", time.Since(v.start).Seconds(), v.redis)
 }
 
-// text is lines without colors, cut off after so many columns.
-func text(lines []line, columns int) string {
-	var b strings.Builder
-	for _, l := range lines {
-		fmt.Fprintln(&b, l.clipped(columns).draw(false))
-	}
-	return b.String()
+// lastLine is that of -once.
+func (v *view) lastLine() string {
+	n := v.total()
+	return fmt.Sprintf("demo: requests=%d ran=%d rejected=%d waited=%d parked=%d replayed=%d max_inside=%d violations=%d redis=%s",
+		n[requests], n[ran], n[refused], n[waited], n[parked], n[replayed], v.maxInside, v.violations, v.redis)
 }

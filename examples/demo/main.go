@@ -8,10 +8,11 @@
 //
 // On a terminal it shows what happens in place. Elsewhere, and with TERM=dumb, it prints a line now and
 // then. NO_COLOR turns colors off. On an address that is not loopback its console changes nothing.
+//
+// The service is in service.go, its clients are in traffic.go; the other files are the scoreboard.
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -22,13 +23,15 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
-	"github.com/perkey-go/perkey/internal/test/embedded"
+	"github.com/perkey-go/perkey/examples/internal/show"
+	"github.com/perkey-go/perkey/examples/internal/terminal"
 )
 
 type config struct {
@@ -37,12 +40,12 @@ type config struct {
 	addr     string
 	requests int // of the traffic; 0: until the context ends
 	clients  int
-	beat     time.Duration // what handlers and clients take is some of it
-	terminal *terminal     // nil: the output is not one
+	beat     time.Duration      // what handlers and clients take is some of it
+	terminal *terminal.Terminal // nil: the output is not one
 }
 
 func main() {
-	cfg := config{clients: 24, beat: 150 * time.Millisecond, terminal: openTerminal(os.Stdout)}
+	cfg := config{clients: 24, beat: 150 * time.Millisecond, terminal: terminal.Open(os.Stdout)}
 	flag.BoolVar(&cfg.once, "once", false, "end after 3000 requests, with status 1 if a promise was broken")
 	flag.StringVar(&cfg.redisURL, "redis", "", "URL of a Redis to use; empty: an embedded one")
 	flag.StringVar(&cfg.addr, "addr", "127.0.0.1:0", "address to listen on; port 0 picks a free one")
@@ -68,7 +71,7 @@ func main() {
 // run starts everything, drives the traffic, and reports. It returns an error
 // if a promise was broken.
 func run(ctx context.Context, cfg config, out io.Writer) error {
-	rdb, kind, closeRedis, err := connect(ctx, cfg.redisURL)
+	rdb, closeRedis, err := show.Connect(cfg.redisURL)
 	if err != nil {
 		return err
 	}
@@ -78,68 +81,60 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 		return fmt.Errorf("listen on -addr %s: %w", cfg.addr, err)
 	}
 	addr := listener.Addr().(*net.TCPAddr)
-
-	board := newScoreboard(kind, place{url: "http://" + reachable(addr), local: addr.IP.IsLoopback()})
+	here := strings.NewReplacer("0.0.0.0:", "localhost:", "[::]:", "localhost:").Replace(addr.String())
+	at := place{url: "http://" + here, local: addr.IP.IsLoopback()}
+	board := newScoreboard(map[bool]string{true: "embedded", false: "real"}[cfg.redisURL == ""], at)
 	// A prefix of its own keeps runs on one Redis apart. All it leaves there expires.
 	service, err := newService(rdb, "demo-"+rand.Text()[:8], cfg.beat, board)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	server := &http.Server{Handler: service.router, ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	go func() { _ = server.Serve(listener) }()
 
-	stopShowing := show(ctx, out, cfg, board)
-	drive(ctx, board.place.url, cfg, board)
-	stopShowing()
+	showing, end := context.WithCancel(ctx)
+	var traffic sync.WaitGroup
+	traffic.Go(func() { defer end(); drive(ctx, at.url, cfg, board) })
+	display(showing, out, cfg, board)
+	traffic.Wait()
 
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 	defer cancel()
 	err = errors.Join(server.Shutdown(grace), service.stop(grace))
-	if serveErr := <-served; !errors.Is(serveErr, http.ErrServerClosed) {
-		err = errors.Join(err, serveErr)
-	}
 	if cfg.once && ctx.Err() != nil {
 		err = errors.Join(err, errors.New("interrupted before the traffic was over"))
 	}
 	result := board.view()
-	fmt.Fprint(out, result.summary(cfg.columns()))
+	columns, _ := cfg.terminal.Size()
+	fmt.Fprint(out, result.summary(columns))
 	if cfg.once {
 		fmt.Fprintln(out, result.lastLine())
 	}
 	return errors.Join(err, result.broken(cfg.once && ctx.Err() == nil))
 }
 
-// connect opens the Redis at url, or an embedded one.
-func connect(ctx context.Context, url string) (rdb *redis.Client, kind string, closeAll func(), err error) {
-	if url == "" {
-		server, err := embedded.Start()
-		if err != nil {
-			return nil, "", nil, err
+// display shows the board until ctx ends: in place on a terminal, and else in a line now and then.
+func display(ctx context.Context, out io.Writer, cfg config, board *scoreboard) {
+	if cfg.terminal != nil {
+		cfg.terminal.Draw(ctx, func(columns, rows int) []string { return board.view().layout(columns, rows) })
+		fmt.Fprintln(out, "ending: what is under way, or parked, still runs")
+		return
+	}
+	fmt.Fprintln(out, board.view().introduction(cfg.once))
+	every := time.Tick(5 * time.Second)
+	for {
+		select {
+		case <-every:
+			fmt.Fprintln(out, board.view().sentence())
+		case <-ctx.Done():
+			fmt.Fprintln(out)
+			return
 		}
-		rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-		return rdb, "embedded", func() { _ = rdb.Close(); server.Close() }, nil
 	}
-	opt, err := redis.ParseURL(url)
-	if err != nil { // which can have the password in it
-		return nil, "", nil, errors.New("-redis: want a URL such as redis://localhost:6379/0")
-	}
-	conn, err := net.DialTimeout(cmp.Or(opt.Network, "tcp"), opt.Addr, 3*time.Second)
-	if err != nil {
-		return nil, "", nil, fmt.Errorf("-redis: no answer from %s: %w", opt.Addr, err)
-	}
-	_ = conn.Close()
-	rdb = redis.NewClient(opt)
-	if err := rdb.Ping(ctx).Err(); err != nil {
-		return nil, "", nil, errors.Join(fmt.Errorf("-redis: no answer from %s: %w", opt.Addr, err), rdb.Close())
-	}
-	return rdb, "real", func() { _ = rdb.Close() }, nil
 }
 
-// reachable is where a client on this machine finds a listener.
-func reachable(addr *net.TCPAddr) string {
-	if addr.IP.IsUnspecified() {
-		return net.JoinHostPort("localhost", fmt.Sprint(addr.Port))
-	}
-	return addr.String()
+// place is where the service is. local: on a loopback address.
+type place struct {
+	url   string
+	local bool
 }

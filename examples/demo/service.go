@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -24,19 +21,12 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// The three routes, by the names that gin gives them.
+// The three routes, by the names that gin and perkey give them.
 const (
 	routePay  = "POST /orders/:id/pay"
 	routeCart = "PUT /carts/:id"
 	routeShip = "POST /orders/:id/ship"
 )
-
-// short names a route where there is no room for its name.
-func short(route string) string {
-	return map[string]string{routePay: "pay", routeCart: "cart", routeShip: "ship"}[route]
-}
-
-const maxWork = 10 * time.Second
 
 // service is what a user of perkey writes: a locker, a queue with its worker,
 // a guard per policy, and a console for whoever operates it.
@@ -47,6 +37,7 @@ type service struct {
 	beacon *ops.Beacon
 }
 
+// newService makes the service. Its handlers take about a beat.
 func newService(rdb *redis.Client, prefix string, beat time.Duration, board *scoreboard) (*service, error) {
 	recorder := ops.NewRecorder()
 	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(recorder.Locks(board)))
@@ -62,110 +53,87 @@ func newService(rdb *redis.Client, prefix string, beat time.Duration, board *sco
 	reject := locker.Guard(core.RejectConflicts)
 	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
 	later := locker.Guard(retry.Policy{MaxWait: max(beat/5, time.Millisecond), Then: delayqueue.Policy(queue)})
+	order, cart := ginlock.ParamInt("order:", "id"), ginlock.Param("cart:", "id")
 
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
-	r.Use(gin.Recovery())
-	order, cart := ginlock.ParamInt("order:", "id"), ginlock.Param("cart:", "id")
-	pay, put, ship := handler{board, routePay, beat}, handler{board, routeCart, beat / 2}, handler{board, routeShip, 2 * beat}
-	r.POST("/orders/:id/pay", pay.count, ginlock.PerKey(reject, order), pay.work)
-	r.PUT("/carts/:id", put.count, ginlock.PerKey(wait, cart), put.work)
-	r.POST("/orders/:id/ship", ship.count, ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()), ship.work)
+	r.Use(gin.Recovery(), board.counted)
+	r.POST("/orders/:id/pay", ginlock.PerKey(reject, order), board.work(beat))
+	r.PUT("/carts/:id", ginlock.PerKey(wait, cart), board.work(beat/2))
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()), board.work(2*beat))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // a demo has no logins
 	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, anyone)))
 
-	quiet := slog.New(slog.DiscardHandler)
-	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r), delayqueue.WithLogger(quiet))
-	if err != nil {
-		return nil, err
-	}
+	quiet, local := slog.New(slog.DiscardHandler), board.view().place.local
 	access := console.Options{Locker: locker, Redis: rdb, Log: quiet}
-	if board.place.local {
-		access.Changes, access.Authorize = true, thisMachine
+	if local { // whoever is at this machine may do everything; a service says here who may do what
+		access.Changes = true
+		access.Authorize = func(*http.Request, ops.Action) (string, error) { return "somebody", nil }
 	}
 	pages, err := console.New(access)
 	if err != nil {
 		return nil, err
 	}
+	if local {
+		pages = console.LocalOnly(pages)
+	}
 	r.Any("/ops/*path", gin.WrapH(pages))
 	r.GET("/", func(c *gin.Context) { c.Redirect(http.StatusSeeOther, "/ops/") })
-	if err := worker.Start(); err != nil {
+
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r), delayqueue.WithLogger(quiet))
+	if err != nil {
+		return nil, err
+	}
+	if err := worker.Start(); err != nil { // runs what was parked
 		return nil, err
 	}
 	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker), ops.WithService("demo"), ops.WithInterval(2*time.Second), ops.WithLogger(quiet))
 	return &service{router: r, locker: locker, worker: worker, beacon: beacon}, err
 }
 
-// thisMachine lets everybody at this machine do everything: a demo has no logins. A service says here who may
-// do what. A page of another site, which can point a host name of its own at this machine, is refused.
-func thisMachine(r *http.Request, _ ops.Action) (string, error) {
-	host, _, err := net.SplitHostPort(r.Host)
-	if err != nil {
-		host = r.Host
-	}
-	if ip := net.ParseIP(strings.Trim(host, "[]")); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return "", fmt.Errorf("host %q is not this machine", host)
-	}
-	return "somebody", nil
-}
-
-// handler is that of a route. It takes about as long as it is told to.
-type handler struct {
-	board *scoreboard
-	route string
-	takes time.Duration
-}
-
-// count counts what became of a request.
-func (h handler) count(c *gin.Context) {
-	c.Next()
-	_, replayed := httplock.Replayed(c.Request.Context())
-	switch status := c.Writer.Status(); {
-	case status == http.StatusOK && replayed:
-		h.board.count(h.route, func(r *row) { r.replayed++ })
-	case status == http.StatusOK:
-		h.board.count(h.route, func(r *row) { r.requests++; r.ran++ })
-	case status == http.StatusConflict, status == http.StatusAccepted: // the locker's observer knows which
-		h.board.count(h.route, func(r *row) { r.requests++ })
-	case status >= http.StatusInternalServerError && c.Request.Context().Err() == nil: // its client has not left
-		h.board.failed(h.route, fmt.Errorf("status %d", status))
-	}
-}
-
-// work does the work, and tells the board that somebody is inside the key.
-func (h handler) work(c *gin.Context) {
-	key := "cart:" + c.Param("id")
-	if h.route != routeCart {
-		id, _ := strconv.Atoi(c.Param("id")) // the middleware has refused what is not a number
-		key = fmt.Sprint("order:", id)
-	}
-	if _, replayed := httplock.Replayed(c.Request.Context()); replayed {
-		h.board.replaying(h.route, key)
-	}
-	run, leave := h.board.enter(h.route, key)
-	defer leave()
-
-	took := h.takes + rand.N(h.takes)
-	if asked := c.Query("work"); asked != "" {
-		d, err := time.ParseDuration(asked)
-		if err != nil || d < 0 || d > maxWork {
-			c.String(http.StatusBadRequest, "work=%q: want a duration up to %s, such as 3s\n", asked, maxWork)
-			return
-		}
-		took = d
-	}
-	select {
-	case <-time.After(took):
-	case <-c.Request.Context().Done():
-		// The client left, or the lease was lost: stop.
-		c.AbortWithStatus(http.StatusInternalServerError)
-		return
-	}
-	lease, _ := core.LeaseFrom(c.Request.Context())
-	c.JSON(http.StatusOK, gin.H{"route": h.route, "key": key, "fence": lease.Fence(), "run": run, "took_ms": took.Milliseconds()})
-}
-
+// stop stops what newService has started, when the requests have ended.
 func (s *service) stop(ctx context.Context) error {
 	return errors.Join(s.worker.Stop(ctx), s.beacon.Close(), s.locker.Shutdown(ctx))
+}
+
+// routeOf is the route of a request, as perkey names it too.
+func routeOf(c *gin.Context) string { return c.Request.Method + " " + c.FullPath() }
+
+// counted is middleware that counts what became of a request.
+func (b *scoreboard) counted(c *gin.Context) {
+	c.Next()
+	_, again := httplock.Replayed(c.Request.Context())
+	switch status := c.Writer.Status(); {
+	case status == http.StatusOK && again:
+		b.count(routeOf(c), replayed)
+	case status == http.StatusOK:
+		b.count(routeOf(c), requests, ran)
+	case status == http.StatusConflict, status == http.StatusAccepted: // the locker's observer knows which
+		b.count(routeOf(c), requests)
+	case status >= http.StatusInternalServerError && c.Request.Context().Err() == nil: // its client has not left
+		b.failed(routeOf(c), fmt.Errorf("status %d", status))
+	}
+}
+
+// work is a handler that takes about as long as it is told to. The board sees that somebody is inside the key.
+func (b *scoreboard) work(takes time.Duration) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		lease, _ := ginlock.Lease(c)
+		_, replayed := httplock.Replayed(c.Request.Context())
+		run, leave := b.enter(routeOf(c), lease.Key(), replayed)
+		defer leave()
+
+		took, err := time.ParseDuration(c.DefaultQuery("work", (takes + rand.N(takes)).String()))
+		if err != nil || took < 0 || took > 10*time.Second {
+			c.String(http.StatusBadRequest, "work=%q: want a duration up to 10s, such as 3s\n", c.Query("work"))
+			return
+		}
+		select {
+		case <-time.After(took):
+			c.JSON(http.StatusOK, gin.H{"route": routeOf(c), "key": lease.Key(), "fence": lease.Fence(), "run": run, "took_ms": took.Milliseconds()})
+		case <-c.Request.Context().Done(): // the client left, or the lease was lost: stop
+			c.AbortWithStatus(http.StatusInternalServerError)
+		}
+	}
 }

@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -13,17 +13,13 @@ import (
 	"time"
 )
 
-// carts is how many carts there are. Each is open in several tabs.
-const carts = 3
-
 // traffic is what the clients have in common.
 type traffic struct {
 	ctx    context.Context // until it ends, clients begin something new
 	client *http.Client
 	url    string
-	beat   time.Duration
+	config
 	board  *scoreboard
-	limit  int64
 	sent   atomic.Int64
 	orders atomic.Int64
 }
@@ -33,24 +29,17 @@ type traffic struct {
 func drive(ctx context.Context, url string, cfg config, board *scoreboard) {
 	transport := &http.Transport{MaxIdleConnsPerHost: cfg.clients}
 	defer transport.CloseIdleConnections()
-	t := &traffic{
-		ctx: ctx, client: &http.Client{Transport: transport, Timeout: 40 * time.Second}, url: url,
-		beat: cfg.beat, board: board, limit: int64(cfg.requests),
-	}
+	t := &traffic{ctx: ctx, client: &http.Client{Transport: transport, Timeout: 40 * time.Second}, url: url, config: cfg, board: board}
 	t.orders.Store(1000)
 	var clients sync.WaitGroup
 	for i := range cfg.clients {
 		clients.Go(func() {
-			for t.more() {
-				[]func(int){t.pay, t.save, t.ship}[i%3](i / 3 % carts)
+			for ctx.Err() == nil && (t.requests == 0 || t.sent.Load() < int64(t.requests)) {
+				[]func(int){t.pay, t.save, t.ship}[i%3](i / 3)
 			}
 		})
 	}
 	clients.Wait()
-}
-
-func (t *traffic) more() bool {
-	return t.ctx.Err() == nil && (t.limit == 0 || t.sent.Load() < t.limit)
 }
 
 func (t *traffic) pause(from, to time.Duration) {
@@ -73,9 +62,9 @@ func (t *traffic) pay(int) {
 	t.pause(4*t.beat, 10*t.beat)
 }
 
-// save saves a cart in one of its tabs.
-func (t *traffic) save(cart int) {
-	t.send(routeCart, int64(cart+1))
+// save saves one of three carts. Each is open in several tabs.
+func (t *traffic) save(tab int) {
+	t.send(routeCart, int64(1+tab%3))
 	t.pause(t.beat, 4*t.beat)
 }
 
@@ -98,29 +87,22 @@ func (t *traffic) ship(int) {
 		if step.status != http.StatusOK {
 			continue // not sent, or counted as failed or lost
 		}
-		if step.run <= last {
-			t.board.swapped()
+		if step.Run <= last {
+			t.board.update(func(v *view) { v.violations++ })
 		}
-		last = step.run
+		last = step.Run
 	}
 	first.Wait()
 	t.pause(6*t.beat, 16*t.beat)
 }
 
-// answer is what came back: of a handler the number of its run, of a parked request its ticket.
-type answer struct {
-	status int
-	ticket string
-	run    int
-}
-
 // send sends a request, if there are any left to send. What is not an answer of the service is counted as failed.
 func (t *traffic) send(route string, id int64) answer {
-	if n := t.sent.Add(1); t.limit > 0 && n > t.limit {
+	if n := t.sent.Add(1); t.requests > 0 && n > int64(t.requests) {
 		return answer{}
 	}
 	method, path, _ := strings.Cut(route, " ")
-	got, err := t.ask(method, strings.ReplaceAll(path, ":id", fmt.Sprint(id)), "")
+	got, err := t.ask(method, strings.ReplaceAll(path, ":id", fmt.Sprint(id)))
 	if err != nil {
 		t.board.failed(route, err)
 	}
@@ -130,46 +112,40 @@ func (t *traffic) send(route string, id int64) answer {
 // follow waits for the result of a parked request.
 func (t *traffic) follow(ticket string) answer {
 	for range 3 {
-		got, err := t.ask(http.MethodGet, ticket, "wait=30")
-		if err == nil && got.run > 0 {
+		if got, err := t.ask(http.MethodGet, ticket); err == nil && got.Run > 0 {
 			return got
 		}
 	}
-	t.board.lost()
+	t.board.update(func(v *view) { v.lost++ })
 	return answer{}
 }
 
-// ask sends a request that no end of the context breaks off.
-func (t *traffic) ask(method, path, prefer string) (answer, error) {
+// answer is what came back: of a handler the number of its run, of a parked request its ticket.
+type answer struct {
+	status int
+	ticket string
+	Run    int
+	Detail string // of a problem
+}
+
+// ask sends a request that no end of the context breaks off. A ticket is answered when its request has run.
+func (t *traffic) ask(method, path string) (got answer, err error) {
 	req, err := http.NewRequestWithContext(context.WithoutCancel(t.ctx), method, t.url+path, http.NoBody)
 	if err != nil {
-		return answer{}, err
+		return got, err
 	}
-	if prefer != "" {
-		req.Header.Set("Prefer", prefer)
-	}
+	req.Header.Set("Prefer", "wait=30")
 	resp, err := t.client.Do(req)
 	if err != nil {
-		return answer{}, err
+		return got, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return answer{}, err
-	}
-	got := answer{status: resp.StatusCode, ticket: resp.Header.Get("Location")}
-	switch got.status {
-	case http.StatusOK:
-		var said struct{ Run int }
-		err = json.Unmarshal(body, &said)
-		got.run = said.Run
-	case http.StatusAccepted:
-		if got.ticket == "" {
-			err = fmt.Errorf("a 202 without a Location: %s", body)
-		}
-	case http.StatusConflict:
+	err = json.NewDecoder(resp.Body).Decode(&got)
+	got.status, got.ticket = resp.StatusCode, resp.Header.Get("Location")
+	switch {
+	case got.status == http.StatusOK, got.status == http.StatusConflict, got.status == http.StatusAccepted && got.ticket != "":
+		return got, err
 	default:
-		err = fmt.Errorf("status %d: %s", got.status, body)
+		return got, errors.Join(fmt.Errorf("status %d: %s", got.status, got.Detail), err)
 	}
-	return got, err
 }

@@ -225,16 +225,15 @@ func (l *Listener) listen() (wasUp bool, err error) {
 				l.checks.Go(func() { l.keepChecking(ctx, cancel, &seen) })
 			}
 		case *redis.Message:
-			switch {
-			case msg.Channel != l.check:
+			if msg.Channel != l.check {
 				l.onMessage(msg.Payload)
-			default:
-				seen.Add(1)
-				counted := msg.Payload == checkCounted
-				lost := l.count.Swap(counted) && !counted
-				if msg.Payload != checkFirst && (!wasUp || lost) {
-					up()
-				}
+				continue
+			}
+			seen.Add(1)
+			counted := msg.Payload == checkCounted
+			lost := l.count.Swap(counted) && !counted
+			if msg.Payload != checkFirst && (!wasUp || lost) {
+				up()
 			}
 		}
 	}

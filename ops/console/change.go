@@ -132,6 +132,39 @@ type changeBody struct {
 	Failed                    string
 }
 
+// changes are what each change would do, in words.
+var changes = map[ops.Action]changeBody{
+	ops.ActionUnlock: {
+		Title: "Unlock the key", Button: "Unlock",
+		Does: "The key is taken from its holder, whose context ends with ErrLeaseLost. The next that waits gets it.",
+		Risk: "The holder's code is not stopped: until it sees that its context has ended, two can work on one key. Writes that are guarded by a fence are safe.",
+	},
+	ops.ActionPause: {
+		Title: "Pause the queue", Button: "Pause", Does: "No worker starts a message of the queue. Messages that are running go on.",
+		Risk: "Queued messages wait, and expire when they are too old.",
+	},
+	ops.ActionResume: {
+		Title: "Resume the queue", Button: "Resume", Does: "Workers start messages again.",
+		Risk: "Messages that became due meanwhile start at once.",
+	},
+	ops.ActionRedrive: {
+		Title: "Redrive", Button: "Redrive",
+		Does: "Dead letters go back into their queue, at the end of their keys' lines. They may start for 15 minutes from then.",
+		Risk: "They run again, and may have done part of their work before. If the cause is not mended, they die again.",
+	},
+	ops.ActionPurge: {
+		Title: "Purge", Button: "Purge", Does: "Dead letters are removed, with their payloads.", Risk: "They cannot be brought back.",
+	},
+	ops.ActionCancel: {
+		Title: "Cancel the message", Button: "Cancel it", Does: "A queued message is not run.",
+		Risk: "Whoever waits for its result is told that it was cancelled.",
+	},
+	ops.ActionForget: {
+		Title: "Forget the request", Button: "Forget it", Does: "Its record is removed.",
+		Risk: "The request runs again if it is made again. If it did run, its work is done twice.",
+	},
+}
+
 // confirm shows what a change would do, and asks why.
 func (c *console) confirm(r *http.Request) (*page, error) {
 	a, err := c.wantedBy(r)
@@ -141,59 +174,44 @@ func (c *console) confirm(r *http.Request) (*page, error) {
 	if _, err := c.authorize(r, a.Do); err != nil {
 		return nil, err
 	}
-	body := changeBody{wanted: a}
-	many := a.ID == ""
-	switch a.Do {
-	case ops.ActionUnlock:
-		if core.ValidateKey(a.Key) != nil || a.Fence <= 0 {
-			return nil, &httpError{http.StatusBadRequest, "A key and the fence of its holder are needed."}
-		}
-		body.Title, body.Button = "Unlock the key", "Unlock"
-		body.Does = "The key is taken from its holder, whose context ends with ErrLeaseLost. The next that waits gets it."
-		body.Risk = "The holder's code is not stopped: until it sees that its context has ended, two can work on one key. Writes that are guarded by a fence are safe."
-	case ops.ActionPause:
-		body.Title, body.Button, body.Does = "Pause the queue", "Pause", "No worker starts a message of the queue. Messages that are running go on."
-		body.Risk = "Queued messages wait, and expire when they are too old."
-	case ops.ActionResume:
-		body.Title, body.Button, body.Does, body.Risk = "Resume the queue", "Resume", "Workers start messages again.", "Messages that became due meanwhile start at once."
-	case ops.ActionRedrive:
-		body.Title, body.Button, body.Does = "Redrive", "Redrive", "Dead letters go back into their queue, at the end of their keys' lines. They may start for 15 minutes from then."
-		body.Risk = "They run again, and may have done part of their work before. If the cause is not mended, they die again."
-	case ops.ActionPurge:
-		body.Title, body.Button, body.Does, body.Risk = "Purge", "Purge", "Dead letters are removed, with their payloads.", "They cannot be brought back."
-	case ops.ActionCancel:
-		body.Title, body.Button, body.Does, body.Risk, many = "Cancel the message", "Cancel it", "A queued message is not run.", "Whoever waits for its result is told that it was cancelled.", false
-		if a.ID == "" {
-			return nil, &httpError{http.StatusBadRequest, "The id of a message is needed."}
-		}
-	case ops.ActionForget:
-		body.Title, body.Button, body.Does = "Forget the request", "Forget it", "Its record is removed."
-		body.Risk = "The request runs again if it is made again. If it did run, its work is done twice."
-	default:
+	body, known := changes[a.Do]
+	body.wanted = a
+	switch {
+	case !known:
 		return nil, &httpError{http.StatusNotFound, "There is no such change."}
+	case a.Do == ops.ActionUnlock && (core.ValidateKey(a.Key) != nil || a.Fence <= 0):
+		return nil, &httpError{http.StatusBadRequest, "A key and the fence of its holder are needed."}
+	case a.Do == ops.ActionCancel && a.ID == "":
+		return nil, &httpError{http.StatusBadRequest, "The id of a message is needed."}
 	}
 	if a.Queue != "" {
 		h, err := c.named(r)
 		if err == nil {
 			err = h.err
 		}
+		if err == nil && a.ID == "" && (a.Do == ops.ActionRedrive || a.Do == ops.ActionPurge) {
+			err = c.count(r, h.queue, &body)
+		}
 		if err != nil {
 			return nil, err
 		}
-		if many && (a.Do == ops.ActionRedrive || a.Do == ops.ActionPurge) {
-			if answers := c.ping(r.Context()); !answers.OK() { // a count has more time than Redis has to answer
-				return nil, &httpError{http.StatusServiceUnavailable, "They could not be counted: " + answers.Err.Error()}
-			}
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), countTime)
-			defer cancel()
-			n, exact, err := h.queue.Count(ctx, delayqueue.StateDead, a.filter())
-			if err != nil {
-				return nil, &httpError{http.StatusServiceUnavailable, "They could not be counted: " + err.Error()}
-			}
-			body.Count, body.Counted, body.Some = n, true, !exact
-		}
 	}
 	return &page{Name: "change", Title: body.Title, Nav: navOf(a), Quiet: true, Body: body}, nil
+}
+
+// count counts the dead letters that a change is of.
+func (c *console) count(r *http.Request, queue *delayqueue.Queue, body *changeBody) error {
+	if answers := c.ping(r.Context()); !answers.OK() { // a count has more time than Redis has to answer
+		return &httpError{http.StatusServiceUnavailable, "They could not be counted: " + answers.Err.Error()}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), countTime)
+	defer cancel()
+	n, exact, err := queue.Count(ctx, delayqueue.StateDead, body.filter())
+	if err != nil {
+		return &httpError{http.StatusServiceUnavailable, "They could not be counted: " + err.Error()}
+	}
+	body.Count, body.Counted, body.Some = n, true, !exact
+	return nil
 }
 
 func navOf(a wanted) string {

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -26,13 +25,7 @@ var addresses = regexp.MustCompile(`(?:href|action)="([^"]*)"`)
 func TestConsole_KeysAsHashes(t *testing.T) {
 	env := redistest.Real(t)
 	rdb := env.Client(t)
-	recorder := ops.NewRecorder()
-	holder, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(recorder.Locks(core.NopObserver{})))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = holder.Close() })
-	beacon, err := ops.StartBeacon(rdb, recorder, holder, ops.WithInterval(time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = beacon.Close() })
+	holder := newReportingLocker(t, rdb, env.Prefix)
 	const key, lost, dead = "patient:mustermann", "patient:lost-lease", "patient:dead-letter"
 	keys := []string{key, lost, dead, "patient"}
 	secret := []byte(strings.Repeat("s", 32))

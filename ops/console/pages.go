@@ -257,6 +257,45 @@ type lineView struct {
 
 const shownLine = 20
 
+// keyBody is the page of a key.
+type keyBody struct {
+	Key       string
+	Invalid   string
+	Info      panel[*core.KeyInfo]
+	Lines     []lineView
+	Waits     []waitView
+	Events    []eventView
+	Fleet     fleetView
+	Watch     *watchView
+	MayWatch  bool
+	MayUnlock bool
+}
+
+// readKey reads what Redis, the queues and the processes have of a key.
+func (c *console) readKey(ctx context.Context, body *keyBody) (queues panel[[]handle], fleet panel[fleetView]) {
+	queues = c.handles(ctx)
+	body.Lines = make([]lineView, len(queues.Data))
+	reads := []func(){
+		func() { fleet = c.readFleet(ctx) },
+		func() {
+			body.Info = get(ctx, &c.cache, "key "+body.Key, freshEvery, func(ctx context.Context) (*core.KeyInfo, error) { return c.Locker.Inspect(ctx, body.Key) })
+		},
+	}
+	for i, h := range queues.Data {
+		body.Lines[i].Queue = h.name
+		reads = append(reads, func() {
+			body.Lines[i].Line = get(ctx, &c.cache, "line "+h.name+" "+body.Key, freshEvery, func(ctx context.Context) (line []delayqueue.LineEntry, err error) {
+				if err = h.err; err == nil {
+					line, _, err = h.queue.Line(ctx, body.Key, "", shownLine+1)
+				}
+				return line, err
+			})
+		})
+	}
+	together(reads...)
+	return queues, fleet
+}
+
 // key answers "who has it, who waits, what is parked?".
 func (c *console) key(r *http.Request) (*page, error) {
 	key, err := c.names.of(r.URL.Query().Get("key"))
@@ -264,18 +303,7 @@ func (c *console) key(r *http.Request) (*page, error) {
 		return nil, err
 	}
 	p := &page{Name: "key", Nav: "keys", Title: "Key", Key: key}
-	body := struct {
-		Key       string
-		Invalid   string
-		Info      panel[*core.KeyInfo]
-		Lines     []lineView
-		Waits     []waitView
-		Events    []eventView
-		Fleet     fleetView
-		Watch     *watchView
-		MayWatch  bool
-		MayUnlock bool
-	}{Key: key, MayWatch: c.allowed(r, Watch), MayUnlock: c.allowed(r, ops.ActionUnlock)}
+	body := keyBody{Key: key, MayWatch: c.allowed(r, Watch), MayUnlock: c.allowed(r, ops.ActionUnlock)}
 	if err := core.ValidateKey(key); err != nil {
 		p.Quiet = true
 		if body.Invalid = "A key has 1 to 512 bytes, and none of them is an ASCII control byte."; key == "" {
@@ -284,27 +312,7 @@ func (c *console) key(r *http.Request) (*page, error) {
 		p.Body = body
 		return p, nil
 	}
-	queues := c.handles(r.Context())
-	body.Lines = make([]lineView, len(queues.Data))
-	var fleet panel[fleetView]
-	reads := []func(){
-		func() { fleet = c.readFleet(r.Context()) },
-		func() {
-			body.Info = get(r.Context(), &c.cache, "key "+key, freshEvery, func(ctx context.Context) (*core.KeyInfo, error) { return c.Locker.Inspect(ctx, key) })
-		},
-	}
-	for i, h := range queues.Data {
-		body.Lines[i].Queue = h.name
-		reads = append(reads, func() {
-			body.Lines[i].Line = get(r.Context(), &c.cache, "line "+h.name+" "+key, freshEvery, func(ctx context.Context) (line []delayqueue.LineEntry, err error) {
-				if err = h.err; err == nil {
-					line, _, err = h.queue.Line(ctx, key, "", shownLine+1)
-				}
-				return line, err
-			})
-		})
-	}
-	together(reads...)
+	queues, fleet := c.readKey(r.Context(), &body)
 	troubled(p, "queues", queues)
 	troubled(p, "key", body.Info)
 	troubled(p, "processes", fleet)

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"time"
@@ -66,34 +67,28 @@ func (c *console) search(w http.ResponseWriter, r *http.Request, who string) {
 	if !send("search-head", p) {
 		return
 	}
-	found := 0
-	for {
-		page, err := c.Locker.List(r.Context(), s.Next, searchCount)
-		if r.Context().Err() != nil {
+	for !s.Ended && !s.More && s.Err == nil {
+		s.next(r.Context(), c.Locker)
+		if r.Context().Err() != nil || s.Err == nil && !send("search-rows", s) {
 			return
 		}
-		if err != nil {
-			s.Err = err
-			break
-		}
-		s.Found = s.Found[:0]
-		for _, k := range page.Keys {
-			if strings.HasPrefix(k.Key, s.Prefix) {
-				s.Found = append(s.Found, k)
-			}
-		}
-		found += len(s.Found)
-		s.Next = page.Next
-		if !send("search-rows", s) {
-			return
-		}
-		if s.Ended = s.Next == ""; s.Ended {
-			break
-		}
-		if s.More = found >= shownFound || time.Since(began) > searchTime; s.More {
-			break
+		s.Count, s.Took = s.Count+len(s.Found), time.Since(began)
+		s.More = !s.Ended && (s.Count >= shownFound || s.Took > searchTime)
+	}
+	_ = send("search-foot", p)
+}
+
+// next looks at more keys.
+func (s *searchBody) next(ctx context.Context, locker *core.Locker) {
+	s.Found = s.Found[:0]
+	page, err := locker.List(ctx, s.Next, searchCount)
+	if s.Err = err; err != nil {
+		return
+	}
+	for _, k := range page.Keys {
+		if strings.HasPrefix(k.Key, s.Prefix) {
+			s.Found = append(s.Found, k)
 		}
 	}
-	s.Count, s.Took = found, time.Since(began)
-	_ = send("search-foot", p)
+	s.Next, s.Ended = page.Next, page.Next == ""
 }

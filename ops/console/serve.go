@@ -17,8 +17,7 @@ import (
 // address: anything else is refused with an error that wraps [core.ErrInvalidOption]. It speaks HTTP without TLS: for other addresses put a
 // proxy in front of it that speaks TLS.
 //
-// On a loopback address it answers only requests whose Host is localhost or a loopback address, so that no page of another site reads it through
-// a host name that it has pointed at this machine.
+// On a loopback address it is [LocalOnly].
 func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) error {
 	handler, err := New(o)
 	if err != nil {
@@ -34,7 +33,7 @@ func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) er
 		return fmt.Errorf("console: %w: %s is not a loopback address, and without Authorize whoever reaches it sees everything", core.ErrInvalidOption, addr)
 	}
 	if local {
-		handler = localOnly(handler)
+		handler = LocalOnly(handler)
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
 	served := make(chan error, 1)
@@ -58,8 +57,10 @@ func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) er
 	return err
 }
 
-// localOnly refuses requests for hosts that are not this machine.
-func localOnly(next http.Handler) http.Handler {
+// LocalOnly refuses requests whose Host is not localhost or a loopback address. It is for a console that everybody at this machine may use,
+// on a loopback address: no page of another site reads it, or changes anything, through a host name that it has pointed at this machine.
+// [Serve] has it.
+func LocalOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {

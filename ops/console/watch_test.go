@@ -95,13 +95,7 @@ func TestConsole_WatchesForWhomThatIsAllowed(t *testing.T) {
 func TestConsole_ShowsWhatHappensToAWatchedKey(t *testing.T) {
 	env := redistest.Real(t)
 	rdb := env.Client(t)
-	recorder := ops.NewRecorder()
-	locker, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(recorder.Locks(core.NopObserver{})))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = beacon.Close() })
+	locker := newReportingLocker(t, rdb, env.Prefix)
 	server, _ := newConsole(t, env, func(o *console.Options) { o.Authorize = everyone })
 	key := "order:\xff<1>"
 	code, body := post(t, server.URL+"/watch?key="+url.QueryEscape(key), nil)

@@ -26,23 +26,7 @@ func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 		if late {
 			return
 		}
-		for i, r := range replies {
-			t := &all[i]
-			was := t.settled()
-			switch {
-			case r.Err != nil:
-				errs[i] = r.Err
-				t.add(answerFailed)
-			case r.Owned:
-				t.add(answerYes)
-			default:
-				t.add(answerNo)
-			}
-			if !was && t.settled() {
-				open--
-			}
-		}
-		if open == 0 {
+		if open -= settle(all, errs, replies); open == 0 {
 			late = true
 			close(done)
 		}
@@ -74,6 +58,27 @@ func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 		}
 	}
 	return replies
+}
+
+// settle counts a node's replies as votes on the renewals, and returns how many of them it has settled.
+func settle(all []votes, errs []error, replies []RenewalReply) (settled int) {
+	for i, r := range replies {
+		t := &all[i]
+		was := t.settled()
+		switch {
+		case r.Err != nil:
+			errs[i] = r.Err
+			t.add(answerFailed)
+		case r.Owned:
+			t.add(answerYes)
+		default:
+			t.add(answerNo)
+		}
+		if !was && t.settled() {
+			settled++
+		}
+	}
+	return settled
 }
 
 func failures(batch []Renewal, err error) []RenewalReply {

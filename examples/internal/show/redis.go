@@ -1,14 +1,17 @@
 package show
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
-// Connect opens the Redis at url, or one inside this process if it is empty.
+// Connect opens the Redis at url, which must answer, or one inside this process if it is empty.
 func Connect(url string) (rdb *redis.Client, closeAll func(), err error) {
 	if url != "" {
 		opt, err := redis.ParseURL(url)
@@ -16,6 +19,11 @@ func Connect(url string) (rdb *redis.Client, closeAll func(), err error) {
 			return nil, nil, errors.New("-redis: want a URL such as redis://localhost:6379")
 		}
 		rdb = redis.NewClient(opt)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		if err := rdb.Ping(ctx).Err(); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("-redis: no answer from %s: %w", opt.Addr, err), rdb.Close())
+		}
 		return rdb, func() { _ = rdb.Close() }, nil
 	}
 	server, err := embedded.Start()

@@ -1,10 +1,9 @@
 //go:build unix
 
-package main
+package terminal
 
 import (
 	"os"
-	"os/signal"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +15,3 @@ func windowSize(f *os.File) (columns, rows int, err error) {
 	}
 	return int(size.Col), int(size.Row), nil
 }
-
-// notifyResize sends to c when the window has another size.
-func notifyResize(c chan<- os.Signal) { signal.Notify(c, unix.SIGWINCH) }

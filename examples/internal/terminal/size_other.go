@@ -1,13 +1,11 @@
 //go:build !unix
 
-package main
+package terminal
 
 import (
 	"errors"
 	"os"
 )
 
-// windowSize has no answer: the demo prints lines here.
+// windowSize has no answer: programs print lines here.
 func windowSize(*os.File) (columns, rows int, err error) { return 0, 0, errors.ErrUnsupported }
-
-func notifyResize(chan<- os.Signal) {}

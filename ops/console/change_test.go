@@ -1,0 +1,171 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/ops"
+	"github.com/perkey-go/perkey/ops/console"
+)
+
+func TestConsole_IsReadOnlyUnlessToldOtherwise(t *testing.T) {
+	for name, change := range map[string]func(*console.Options){
+		"by default": nil, "with authorization alone": func(o *console.Options) { o.Authorize = everyone },
+		"whom Authorize refuses": func(o *console.Options) {
+			o.Changes, o.Authorize = true, func(_ *http.Request, do ops.Action) (string, error) {
+				if do != console.View {
+					return "", errors.New("secret reason")
+				}
+				return "eve", nil
+			}
+		},
+		"who is nobody": func(o *console.Options) {
+			o.Changes, o.Authorize = true, func(*http.Request, ops.Action) (string, error) { return "", nil }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := redistest.Embedded(t)
+			server, locker := newConsole(t, env, change)
+			lease, err := locker.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+			require.NoError(t, err)
+			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "other"})
+			require.NoError(t, err)
+			for _, form := range [][]string{
+				{"do", "unlock", "key", "k", "fence", fmt.Sprint(lease.Fence())}, {"do", "cancel", "queue", "q", "id", "m"}, {"do", "pause", "queue", "q", "minutes", "5"},
+			} {
+				code, body := post(t, server.URL+"/change", nil, append(form, "why", "because")...)
+				assert.Contains(t, []int{http.StatusForbidden, http.StatusMethodNotAllowed}, code, form)
+				assert.NotContains(t, body, "secret reason")
+			}
+			for _, page := range pages {
+				code, _ := post(t, server.URL+"/"+page, nil)
+				assert.Equal(t, http.StatusMethodNotAllowed, code, page)
+			}
+			require.NoError(t, lease.Context().Err())
+			status, err := q.Status(t.Context(), "m")
+			require.NoError(t, err)
+			assert.Equal(t, delayqueue.StateQueued, status.State)
+		})
+	}
+}
+
+func TestConsole_ChangesNameWhatWasSeen(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
+		lease, err := locker.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		unlock := func(fence int64, header http.Header, why string) (int, string) {
+			return post(t, server.URL+"/change", header, "do", "unlock", "key", "k", "fence", fmt.Sprint(fence), "why", why)
+		}
+		for name, header := range map[string]http.Header{
+			"another site": {"Sec-Fetch-Site": {"cross-site"}}, "another host of the site": {"Sec-Fetch-Site": {"same-site"}}, "another origin": {"Origin": {"https://evil.example"}},
+		} {
+			code, _ := unlock(lease.Fence(), header, "why")
+			assert.Equal(t, http.StatusForbidden, code, name)
+		}
+		code, body := unlock(lease.Fence(), nil, " ")
+		assert.Equal(t, http.StatusBadRequest, code, body)
+		code, body = unlock(lease.Fence()-1, nil, "why")
+		assert.Equal(t, http.StatusConflict, code)
+		assert.Contains(t, body, "It changed while you looked")
+		assert.Contains(t, body, fmt.Sprint(lease.Fence()), "what is true now")
+		require.NoError(t, lease.Context().Err())
+		_, _, _ = get(t, server.URL+"/change?do=unlock&key=k&why=link&fence="+fmt.Sprint(lease.Fence()))
+		code, _ = post(t, server.URL+"/change?do=unlock&key=k&why=link&fence="+fmt.Sprint(lease.Fence()), nil)
+		assert.NotEqual(t, http.StatusOK, code, "a link changes nothing")
+		require.NoError(t, lease.Context().Err())
+		code, body = unlock(lease.Fence(), http.Header{"Sec-Fetch-Site": {"same-origin"}}, "INC-1")
+		assert.Equal(t, http.StatusOK, code, body)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		_, body, _ = get(t, server.URL+"/audit")
+		assert.Contains(t, body, "INC-1")
+		assert.Contains(t, body, "refused: held by")
+	})
+}
+
+func TestConsole_BulkChangesCountFirst(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
+		q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		for i := range 3 {
+			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("m", i), Name: "n", Payload: []byte("secret-payload")})
+			require.NoError(t, err)
+		}
+		die(t, q, locker, "the cause")
+		_, body, _ := get(t, server.URL+"/dead")
+		assert.Contains(t, body, "the cause")
+		_, body, _ = get(t, server.URL+"/change?do=redrive&queue=q&name=n&cause=the+cause")
+		assert.Contains(t, body, "&amp;count=3&amp;")
+		code, body := post(t, server.URL+"/change", nil, "do", "redrive", "queue", "q", "name", "n", "cause", "the cause", "count", "2", "why", "w")
+		assert.Equal(t, http.StatusConflict, code, body)
+		code, body = post(t, server.URL+"/change", nil, "do", "purge", "queue", "q", "id", "m0", "why", "w")
+		assert.Equal(t, http.StatusOK, code, body)
+		code, body = post(t, server.URL+"/change", nil, "do", "purge", "queue", "q", "id", "m0", "why", "w")
+		assert.Equal(t, http.StatusConflict, code, body)
+		code, body = post(t, server.URL+"/change", nil, "do", "redrive", "queue", "q", "name", "n", "cause", "the cause", "count", "2", "rate", "100", "why", "w")
+		assert.Equal(t, http.StatusOK, code, body)
+		s, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		assert.EqualValues(t, 2, s.Queued)
+		// Without the number of what was seen nothing is chosen but nothing.
+		code, _ = post(t, server.URL+"/change", nil, "do", "cancel", "queue", "q", "why", "w")
+		assert.Equal(t, http.StatusBadRequest, code)
+		code, _ = post(t, server.URL+"/change", nil, "do", "pause", "queue", "gone", "minutes", "5", "why", "w")
+		assert.Equal(t, http.StatusNotFound, code)
+		code, body = post(t, server.URL+"/change", nil, "do", "pause", "queue", "q", "minutes", "5", "why", "w")
+		assert.Equal(t, http.StatusOK, code, body)
+		_, body, _ = get(t, server.URL+"/queue?queue=q")
+		assert.Contains(t, body, "paused until")
+	})
+}
+
+// A queue of the Options is the one that is changed, though there is one of its name on the Locker's Redis.
+func TestConsole_ChangesTheQueueThatItShows(t *testing.T) {
+	here, there := redistest.Embedded(t), redistest.Embedded(t)
+	queue := func(rdb redis.UniversalClient) *delayqueue.Queue {
+		q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(here.Prefix))
+		require.NoError(t, err)
+		_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "k"})
+		require.NoError(t, err)
+		return q
+	}
+	elsewhere := redistest.Client(t, &redis.Options{Addr: there.Addr})
+	same, other := queue(here.Client(t)), queue(elsewhere)
+	server, locker := newConsole(t, here, func(o *console.Options) {
+		o.Changes, o.Authorize, o.Queues = true, everyone, []*delayqueue.Queue{other}
+	})
+	die(t, other, locker, "the cause")
+	change := func(do string, values ...string) {
+		t.Helper()
+		code, body := post(t, server.URL+"/change", nil, append([]string{"do", do, "queue", "q", "why", "w"}, values...)...)
+		assert.Equal(t, http.StatusOK, code, body)
+	}
+	change("pause", "minutes", "5")
+	change("redrive", "count", "1", "cause", "the cause")
+	change("cancel", "id", "m")
+	status, err := other.Status(t.Context(), "m")
+	require.NoError(t, err)
+	assert.Equal(t, delayqueue.StateCancelled, status.State)
+	stats, err := other.Stats(t.Context())
+	require.NoError(t, err)
+	assert.True(t, stats.Paused)
+	stats, err = same.Stats(t.Context())
+	require.NoError(t, err)
+	assert.False(t, stats.Paused)
+	assert.EqualValues(t, 1, stats.Queued)
+	_, body, _ := get(t, server.URL+"/audit")
+	assert.Contains(t, body, "paused", "the audit is where the Locker is")
+}
