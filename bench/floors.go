@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-var (
-	//go:embed lua/release.lua
-	releaseSource string
-	//go:embed lua/renew.lua
-	renewSource string
+//go:embed lua
+var luaFiles embed.FS
 
-	releaseScript = redis.NewScript(releaseSource)
-	renewScript   = redis.NewScript(renewSource)
-)
+// script is that of a file in lua.
+func script(name string) *redis.Script {
+	return redis.NewScript(string(must(luaFiles.ReadFile("lua/" + name + ".lua"))))
+}
+
+var releaseScript, renewScript, claimScript = script("release"), script("renew"), script("claim")
 
 // pollEvery is how often those ask again that can only poll.
 const pollEvery = 10 * time.Millisecond
@@ -283,17 +283,6 @@ func (k *cohortKey) Release(ctx context.Context) (err error) {
 	return err
 }
 
-var (
-	//go:embed lua/taketurn.lua
-	takeTurnSource string
-	//go:embed lua/tellnext.lua
-	tellNextSource string
-	//go:embed lua/takefenced.lua
-	takeFencedSource string
-	//go:embed lua/tellfenced.lua
-	tellFencedSource string
-)
-
 // message is the least that a lock does which hands over by a message: a script hands it over to the one call that
 // waits, and publishes that to its process, which has one subscription. The PING before it has Redis send the
 // message before the script's reply. No fence, no renewal, no check of who holds it, and a call waits for a lost
@@ -308,22 +297,18 @@ type message struct {
 	lease      int64 // ms
 }
 
-func newMessage(t target) (lock, error) { return openMessage(t, takeTurnSource, tellNextSource) }
-
-func newMessageFence(t target) (lock, error) {
-	return openMessage(t, takeFencedSource, tellFencedSource)
-}
-
-func openMessage(t target, take, tell string) (lock, error) {
-	ctx := context.Background()
-	m := &message{
-		Client: t.client(), id: rand.Text(), messages: make(chan struct{}, 1),
-		take: redis.NewScript(take), tell: redis.NewScript(tell), lease: t.Lease.Milliseconds(),
+func newMessage(take, tell string) func(target) (lock, error) {
+	return func(t target) (lock, error) {
+		ctx := context.Background()
+		m := &message{
+			Client: t.client(), id: rand.Text(), messages: make(chan struct{}, 1),
+			take: script(take), tell: script(tell), lease: t.Lease.Milliseconds(),
+		}
+		m.sub = m.Subscribe(ctx, m.id)
+		_, err := m.sub.Receive(ctx)
+		go m.receive()
+		return m, errors.Join(err, m.take.Load(ctx, m.Client).Err(), m.tell.Load(ctx, m.Client).Err())
 	}
-	m.sub = m.Subscribe(ctx, m.id)
-	_, err := m.sub.Receive(ctx)
-	go m.receive()
-	return m, errors.Join(err, m.take.Load(ctx, m.Client).Err(), m.tell.Load(ctx, m.Client).Err())
 }
 
 func (m *message) receive() {

@@ -42,14 +42,13 @@ func leases(b *bench) {
 // keep has a process of each lock keep n leases, and measures for some whole periods of theirs.
 func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (all table) {
 	check(b.run(fmt.Sprintf("%d leases", n), func(b *bench) {
-		var processes map[string][]process
-		all, processes = b.startLocks(1, target{b.server.addr, 1, lease}, names...)
+		all = b.startLocks(1, target{b.server.addr, 1, lease}, names...)
 		static := map[*row]values{} // what does not change meanwhile
 		for _, r := range all {
 			var few, full Answer
 			// The first time is for connections, whose buffers would count as the leases'.
 			for _, count := range []int{n / 10, 0, n / 10, n} {
-				few, full = full, b.askKeep(r, processes[r.name], count)
+				few, full = full, b.askKeep(r, count)
 			}
 			static[r] = values{
 				heap:       (float64(full.Heap) - float64(few.Heap)) / float64(n-n/10),
@@ -58,35 +57,35 @@ func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (
 		}
 		check(pause(b.ctx, lease)) // the first renewals are over, and spread as they will be
 		for range periods {
-			round := map[*row]values{}
 			redis, cpu := b.server.cpu(b.ctx), map[*row]time.Duration{}
 			for _, r := range all {
-				cpu[r] = cpuTime(processes[r.name][0].Pid)
+				cpu[r] = cpuTime(r.processes[0].Pid)
 			}
 			check(pause(b.ctx, lease))
+			redis = b.server.cpu(b.ctx) - redis
 			for _, r := range all {
-				round[r] = maps.Clone(static[r])
-				round[r][cpuPerMin] = (cpuTime(processes[r.name][0].Pid) - cpu[r]).Seconds() / lease.Minutes()
-				round[r][ofRedisCore] = 100 * (b.server.cpu(b.ctx) - redis).Seconds() / lease.Seconds()
-				if r.remark == "" {
-					r.rounds = append(r.rounds, round[r])
-				}
+				round := maps.Clone(static[r])
+				round[cpuPerMin] = (cpuTime(r.processes[0].Pid) - cpu[r]).Seconds() / lease.Minutes()
+				round[ofRedisCore] = 100 * redis.Seconds() / lease.Seconds()
+				r.rounds = append(r.rounds, round)
 			}
 		}
 		for _, r := range all {
-			b.askKeep(r, processes[r.name], 0)
+			if b.askKeep(r, 0); r.remark != "" {
+				r.rounds = nil
+			}
 		}
 	}))
 	return all
 }
 
-func (b *bench) askKeep(r *row, p []process, count int) Answer {
+func (b *bench) askKeep(r *row, count int) Answer {
 	if r.remark != "" {
 		return Answer{}
 	}
-	answers, err := b.ask(p, "Keep", Job{Count: count, For: 40 * time.Second})()
+	answers, err := b.ask(r.processes, "Keep", Job{Count: count, For: 40 * time.Second})()
 	if err != nil {
-		r.remark, r.rounds = err.Error(), nil
+		r.remark = err.Error()
 		return Answer{}
 	}
 	return answers[0]

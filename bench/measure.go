@@ -21,16 +21,20 @@ type figure struct {
 	name   string
 	digits int    // after the point when it is printed; or one of the units below
 	worst  bool   // of several rounds the largest, and not the median
+	more   bool   // is better
 	base   string // it is a ratio to what this row has of it
 }
 
-const nanoseconds = -1
+const (
+	nanoseconds = -1
+	bestPeer    = "best peer" // the row that is the best at a figure
+)
 
 var (
 	p50       = figure{name: "p50", digits: nanoseconds}
 	p99       = figure{name: "p99", digits: nanoseconds}
 	longest   = figure{name: "max", digits: nanoseconds, worst: true}
-	perSecond = figure{name: "per second"}
+	perSecond = figure{name: "per second", more: true}
 	// Of each operation:
 	allocs    = figure{name: "allocations", digits: 1} // of the whole process
 	clientCPU = figure{name: "client CPU", digits: nanoseconds}
@@ -50,9 +54,14 @@ type values map[figure]float64
 // row is an implementation in a table.
 type row struct {
 	name   string
-	op     func(ctx context.Context, worker int) error // for measure; one worker's calls do not overlap
 	rounds []values
 	remark string // what a reader must know; with one it is left out of the remaining rounds
+
+	// What a scenario works with:
+	op        func(ctx context.Context, worker int) error // for measure; one worker's calls do not overlap
+	processes []process
+	queue     queue
+	server    *server
 }
 
 func (r *row) each(f figure) []float64 {
@@ -81,6 +90,22 @@ func (all table) find(name string) *row {
 	return all[i]
 }
 
+// base is the row that f is a ratio to.
+func (all table) base(f figure) *row {
+	if f.base != bestPeer {
+		return all.find(f.base)
+	}
+	best := &row{name: bestPeer}
+	f.base = ""
+	for _, r := range all {
+		if better := all.value(r, f) > all.value(best, f); slices.Contains(peers, r.name) && len(r.rounds) > 0 &&
+			(len(best.rounds) == 0 || better == f.more) {
+			best = r
+		}
+	}
+	return best
+}
+
 // value is the median over the rounds, and not a number if there is none. Rows are compared round by round: what slowed
 // a round down slowed both.
 func (all table) value(r *row, f figure) float64 {
@@ -88,7 +113,7 @@ func (all table) value(r *row, f figure) float64 {
 	plain.base = ""
 	each := r.each(plain)
 	if f.base != "" {
-		base := all.find(f.base).each(plain)
+		base := all.base(f).each(plain)
 		each = each[:min(len(each), len(base))]
 		for i := range each {
 			each[i] /= base[i]
@@ -102,17 +127,6 @@ func (all table) value(r *row, f figure) float64 {
 		return each[len(each)-1]
 	}
 	return each[len(each)/2]
-}
-
-// bestPeer is the name of the peer that did most, by sign 1, or least, by -1.
-func (all table) bestPeer(f figure, sign float64) (best string) {
-	most := math.Inf(-1)
-	for _, r := range all {
-		if v := sign * all.value(r, f); slices.Contains(peers, r.name) && v > most {
-			best, most = r.name, v
-		}
-	}
-	return best
 }
 
 // sample is what was seen of one row in one round.

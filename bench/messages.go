@@ -17,9 +17,9 @@ import (
 // nobody works on.
 func enqueue(b *bench) {
 	const title = "queue, 16 producers enqueue"
-	all, open := b.openQueues("raw", "asynq", "perkey")
+	all := b.openQueues("raw", "asynq", "perkey")
 	for _, r := range all {
-		r.op = func(ctx context.Context, worker int) error { return open[r.name].Enqueue(ctx, queued{number: worker}) }
+		r.op = func(ctx context.Context, worker int) error { return r.queue.Enqueue(ctx, queued{number: worker}) }
 	}
 	b.measure(all, size{queueWorkers, scale(b, 10, 2), scale(b, 100, 50)})
 	all.printOps(title, "raw")
@@ -43,17 +43,16 @@ func drainKeys(b *bench) {
 
 // drain fills queues and has them emptied. The messages of the one named keyed have keys.
 func (b *bench) drain(title string, n int, keyed string, bar float64, names ...string) {
-	all, open := b.openQueues(names...)
+	all := b.openQueues(names...)
 	b.inRounds(all, 1, func(r *row, _ int, s *sample) error {
-		q := open[r.name]
 		defer func() { check(b.server.clear(keysOf(r.name))) }()
-		check(fill(b, q, n, r.name == keyed))
+		check(fill(b, r.queue, n, r.name == keyed))
 		t := newTracker(n)
 		var stop func() error
 		var err error
 		s.watch(b, func() {
 			start := time.Now()
-			stop = must(q.Work(t.handle))
+			stop = must(r.queue.Work(t.handle))
 			_, err = receive(b.ctx, t.done, 90*time.Second, "the queue was not empty")
 			s.elapsed = time.Since(start)
 		})
@@ -134,11 +133,11 @@ func lateness(b *bench) {
 	if b.quick {
 		names = names[1:] // asynq's delays are up to 6 s
 	}
-	all, open := b.openQueues(names...)
+	all := b.openQueues(names...)
 	d := scale(b, 10*time.Second, time.Second)
 	b.inRounds(all, 1, func(r *row, _ int, s *sample) error {
 		s.ops = int(d / latePace)
-		s.took = b.lateStarts(open[r.name], s.ops)
+		s.took = b.lateStarts(r.queue, s.ops)
 		slices.Sort(s.took)
 		onTime, _ := slices.BinarySearch(s.took, 0)
 		s.also = values{early: 100 * float64(onTime) / float64(s.ops)}
@@ -185,7 +184,7 @@ func redeliver(b *bench) {
 	owners := make([]process, len(started))
 	for i := range started {
 		started[i] = make(chan time.Time, 1)
-		owners[i] = b.claimed(names[i/rounds], fmt.Sprintf("bench-redeliver-%d", i), lease, started[i])
+		owners[i] = b.claimed(names[i/rounds], fmt.Sprintf("redeliver-%d", i), lease, started[i])
 	}
 	took := make([]time.Duration, len(started))
 	check(together(len(started), func(i int) error {
@@ -244,7 +243,7 @@ func (w *Worker) Claim(j Job, _ *Answer) error {
 // one call that was parked because the key was held. The holder and the worker
 // share a process, and nothing else: each has a locker and a client of its own.
 func wake(b *bench) {
-	const name = "bench-wake"
+	const name = "wake"
 	worker := b.openQueue("perkey", name, claimLease)
 	requests := b.openQueue("perkey", name, claimLease).(*perkeyQueue)
 	started := make(chan time.Time, 1)

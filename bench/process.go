@@ -99,16 +99,16 @@ func (b *bench) start(n int) (all []process) {
 	return all
 }
 
-// startLocks starts n processes of each of some locks. Those of a lock that cannot be opened do nothing.
-func (b *bench) startLocks(n int, t target, names ...string) (table, map[string][]process) {
-	all, processes := newTable(names...), map[string][]process{}
+// startLocks starts n processes of each of some locks.
+func (b *bench) startLocks(n int, t target, names ...string) table {
+	all := newTable(names...)
 	for _, r := range all {
-		processes[r.name] = b.start(n)
-		if _, err := b.ask(processes[r.name], "Open", Job{Name: r.name, Target: t, For: 20 * time.Second})(); err != nil {
+		r.processes = b.start(n)
+		if _, err := b.ask(r.processes, "Open", Job{Name: r.name, Target: t, For: 20 * time.Second})(); err != nil {
 			r.remark = err.Error()
 		}
 	}
-	return all, processes
+	return all
 }
 
 // grace is how long a process may take to answer after its job has ended.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -59,7 +58,7 @@ func openQueue(implementation string, t target, name string) (queue, error) {
 	if !ok {
 		return nil, fmt.Errorf("no queue is named %q", implementation)
 	}
-	return open(t, name)
+	return open(t, "bench-"+name)
 }
 
 // openQueue opens an empty queue, of which nothing is left when the scenario ends.
@@ -72,15 +71,15 @@ func (b *bench) openQueue(implementation, name string, lease time.Duration) queu
 }
 
 // keysOf is the pattern of all that a queue has in Redis.
-func keysOf(name string) string { return "*{" + name + "}*" }
+func keysOf(name string) string { return "*{bench-" + name + "}*" }
 
 // openQueues opens one of each of some implementations, and names it after its row.
-func (b *bench) openQueues(names ...string) (table, map[string]queue) {
-	open := map[string]queue{}
-	for _, name := range names {
-		open[name] = b.openQueue(name, name, claimLease)
+func (b *bench) openQueues(names ...string) table {
+	all := newTable(names...)
+	for _, r := range all {
+		r.queue = b.openQueue(r.name, r.name, claimLease)
 	}
-	return newTable(names...), open
+	return all
 }
 
 // work has a queue worked on until the scenario ends.
@@ -88,13 +87,6 @@ func (b *bench) work(q queue, handle func(number int)) {
 	stop := must(q.Work(handle))
 	b.cleanup(func() { _ = stop() })
 }
-
-var (
-	//go:embed lua/claim.lua
-	claimSource string
-
-	claimScript = redis.NewScript(claimSource)
-)
 
 // rawClaims is how many messages the floor claims at once.
 const rawClaims = 256

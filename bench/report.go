@@ -84,11 +84,11 @@ func (b *bench) require(title string, all table, bars ...bar) {
 		if bar.sign == "≤" && got <= bar.limit || bar.sign == "≥" && got >= bar.limit {
 			outcome = "ok"
 		}
-		if base := f.base; base != "" { // what the ratio is of
-			f.base = ""
-			measured = fmt.Sprintf("%s, %s %s", f.text(all.value(r, f)), base, f.text(all.value(all.find(base), f)))
+		if f.base != "" { // what the ratio is of
+			base, plain := all.base(f), f
+			plain.base = ""
+			measured = fmt.Sprintf("%s, %s %s", plain.text(all.value(r, plain)), base.name, plain.text(all.value(base, plain)))
 		}
-		f = bar.figure
 		b.bars = append(b.bars, fmt.Sprintf("%s\t%s: %s, %s\t%s\t%s %s\t%s",
 			outcome, title, r.name, f.head(), f.text(got), bar.sign, f.text(bar.limit), measured))
 	}

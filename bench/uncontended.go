@@ -21,12 +21,8 @@ type pinning struct {
 }
 
 // pinnings for what one goroutine does. Together on one core every instruction
-// of the client counts, since Redis waits for it; a core each is as over a network.
-//
-// Left alone the kernel keeps the two on one core, which is the fastest, as long
-// as the client uses one thread; who wakes a second one, by handing work from
-// goroutine to goroutine, is moved apart from Redis and takes twice as long. That depends on
-// what else the machine does.
+// of the client counts, since Redis waits for it; a core each is as over a network. Left alone
+// the kernel chooses by what else the machine does.
 func (b *bench) pinnings() []pinning {
 	cpus := allowedCPUs()
 	if b.server.process == nil || len(cpus) < 2 {
