@@ -29,7 +29,7 @@ func idleHolder(b *bench) {
 		r := b.startLocks(10, t, name)[0]
 		r.server = s
 		all = append(all, r)
-		holder := must(openLock(name, t))
+		holder := must(locks[name](t))
 		held := must(holder.Acquire(b.ctx, "idle"))
 		b.cleanup(func() { _, _ = held.Release(context.Background()), holder.Close() })
 	}
@@ -64,7 +64,7 @@ func idleWorker(b *bench) {
 	all := newTable("asynq", "asynq-100ms", "perkey")
 	for _, r := range all {
 		r.server = b.openServer("")
-		q := must(openQueue(r.name, target{Addr: r.server.addr, Lease: claimLease}, "idle"))
+		q := must(queues[r.name](target{Addr: r.server.addr, Lease: claimLease}, "idle"))
 		b.cleanup(func() { _ = q.Close() })
 		b.work(q, func(int) {})
 	}

@@ -62,17 +62,9 @@ var locks = map[string]func(target) (lock, error){
 // peers are neither floors nor perkey.
 var peers = []string{"redislock", "redsync", "rueidislock", "rueidislock-1key"}
 
-func openLock(name string, t target) (lock, error) {
-	open, ok := locks[name]
-	if !ok {
-		return nil, fmt.Errorf("no lock is named %q", name)
-	}
-	return open(t)
-}
-
 // openLock opens a lock with clients of its own until the scenario ends.
 func (b *bench) openLock(name string, workers int) lock {
-	l := must(openLock(name, target{b.server.addr, workers, leaseTime}))
+	l := must(locks[name](target{b.server.addr, workers, leaseTime}))
 	b.cleanup(func() { _ = l.Close() })
 	return l
 }

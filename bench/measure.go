@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -35,7 +36,7 @@ var (
 	p99       = figure{name: "p99", digits: nanoseconds}
 	longest   = figure{name: "max", digits: nanoseconds, worst: true}
 	perSecond = figure{name: "per second", more: true}
-	// Of each operation:
+	// The rest is of each operation.
 	allocs    = figure{name: "allocations", digits: 1} // of the whole process
 	clientCPU = figure{name: "client CPU", digits: nanoseconds}
 	redisCPU  = figure{name: "Redis CPU", digits: nanoseconds} // of its main thread
@@ -172,9 +173,7 @@ func (s *sample) values() values {
 		slices.Sort(s.took)
 		all[p50], all[p99], all[longest] = float64(s.took[n/2]), float64(s.took[n*99/100]), float64(s.took[n-1])
 	}
-	for f, v := range s.also {
-		all[f] = v
-	}
+	maps.Copy(all, s.also)
 	return all
 }
 

@@ -212,7 +212,7 @@ func (b *bench) claimed(implementation, name string, lease time.Duration, starte
 	q := b.openQueue(implementation, name, lease)
 	check(q.Enqueue(b.ctx, queued{}))
 	owner := b.start(1)
-	must(b.ask(owner, "Claim", Job{Name: implementation, Target: target{Addr: b.server.addr, Lease: lease}, Key: name})())
+	must(b.ask(owner, "Claim", Job{Name: implementation, Target: target{Addr: b.server.addr, Lease: lease}, Key: prefix + name})())
 	b.work(q, func(int) {
 		select {
 		case started <- time.Now():
@@ -224,7 +224,7 @@ func (b *bench) claimed(implementation, name string, lease time.Duration, starte
 
 // Claim works on a queue with a handler that never comes back.
 func (w *Worker) Claim(j Job, _ *Answer) error {
-	q, err := openQueue(j.Name, j.Target, j.Key)
+	q, err := queues[j.Name](j.Target, j.Key)
 	if err != nil {
 		return err
 	}

@@ -85,11 +85,11 @@ func listed(b *bench) {
 
 // line is one goroutine that looks at the first 100 of the 1,000 messages of a key, among 100,000.
 func line(b *bench) {
-	const prefix, key, deep = "lined", "deep", 1000
+	const lined, key, deep = "lined", "deep", 1000
 	rdb := target{Addr: b.server.addr}.client()
 	b.cleanup(func() { _ = rdb.Close() })
-	b.cleanup(func() { _ = b.server.clear(prefix + ":*") })
-	q := must(delayqueue.New(rdb, "line", delayqueue.WithPrefix(prefix), delayqueue.WithMaxBytes(1<<30)))
+	b.cleanup(func() { _ = b.server.clear(lined + ":*") })
+	q := must(delayqueue.New(rdb, "line", delayqueue.WithPrefix(lined), delayqueue.WithMaxBytes(1<<30)))
 	n := scale(b, 100_000, 20_000)
 	const producers = 64
 	check(together(producers, func(p int) error {

@@ -68,7 +68,7 @@ func serveWorker() {
 
 // Open opens the lock and uses it once: connections, scripts.
 func (w *Worker) Open(j Job, _ *Answer) (err error) {
-	if w.lock, err = openLock(j.Name, j.Target); err != nil {
+	if w.lock, err = locks[j.Name](j.Target); err != nil {
 		return err
 	}
 	w.workers = j.Target.Workers

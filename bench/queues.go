@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"time"
@@ -53,25 +52,19 @@ var queues = map[string]func(t target, name string) (queue, error){
 	"perkey":      newPerkeyQueue,
 }
 
-func openQueue(implementation string, t target, name string) (queue, error) {
-	open, ok := queues[implementation]
-	if !ok {
-		return nil, fmt.Errorf("no queue is named %q", implementation)
-	}
-	return open(t, "bench-"+name)
-}
-
 // openQueue opens an empty queue, of which nothing is left when the scenario ends.
 func (b *bench) openQueue(implementation, name string, lease time.Duration) queue {
-	q := must(openQueue(implementation, target{Addr: b.server.addr, Lease: lease}, name))
+	q := must(queues[implementation](target{Addr: b.server.addr, Lease: lease}, prefix+name))
 	b.cleanup(func() { _ = q.Close() })
 	b.cleanup(func() { _ = b.server.clear(keysOf(name)) })
 	check(b.server.clear(keysOf(name)))
 	return q
 }
 
+const prefix = "bench-" // of queues' names
+
 // keysOf is the pattern of all that a queue has in Redis.
-func keysOf(name string) string { return "*{bench-" + name + "}*" }
+func keysOf(name string) string { return "*{" + prefix + name + "}*" }
 
 // openQueues opens one of each of some implementations, and names it after its row.
 func (b *bench) openQueues(names ...string) table {
