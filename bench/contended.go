@@ -25,9 +25,8 @@ type contention struct {
 	inside    time.Duration
 	oneWay    time.Duration // the way to Redis, if it is long
 	locks     []string
-	// How long a round is, for each lock.
-	full, quick time.Duration
-	bars        []bar
+	round     time.Duration // for each lock; a tenth in a quick run
+	bars      []bar
 }
 
 var nearby = []string{"raw", "token", "cohort", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey"}
@@ -35,24 +34,24 @@ var nearby = []string{"raw", "token", "cohort", "redislock", "redsync", "rueidis
 var contentions = []contention{
 	{
 		title: "hot key, 1 process × 64, empty section", processes: 1, workers: 64, locks: nearby,
-		full: 2 * time.Second, quick: 200 * time.Millisecond,
-		bars: []bar{atLeast("perkey", perSecond.over(bestPeer), 25), atLeast("perkey", fair, 0.99), atMost("perkey", starved, 0)},
+		round: 2 * time.Second,
+		bars:  []bar{atLeast("perkey", perSecond.over(bestPeer), 25), atLeast("perkey", fair, 0.99), atMost("perkey", starved, 0)},
 	},
 	{
 		title: "hot key, 4 processes × 16, empty section", processes: 4, workers: 16, locks: nearby,
-		full: 2 * time.Second, quick: 200 * time.Millisecond,
-		bars: []bar{atLeast("perkey", perSecond.over(bestPeer), 25), atLeast("perkey", fair, 0.95), atMost("perkey", p99, 5e6)},
+		round: 2 * time.Second,
+		bars:  []bar{atLeast("perkey", perSecond.over(bestPeer), 25), atLeast("perkey", fair, 0.95), atMost("perkey", p99, 5e6)},
 	},
 	{
 		title: "hot key, 4 processes × 16, empty section, 2.4 ms to Redis and back", processes: 4, workers: 16,
-		oneWay: 1200 * time.Microsecond, locks: nearby[2:], full: 4 * time.Second, quick: 300 * time.Millisecond,
+		oneWay: 1200 * time.Microsecond, locks: nearby[2:], round: 4 * time.Second,
 		bars: []bar{atLeast("perkey", perSecond.over(bestPeer), 10), atMost("perkey", p99.over(bestPeer), 0.25)},
 	},
 	{
 		title: "hot key, 32 processes × 2, 1 ms in the section", processes: 32, workers: 2, inside: time.Millisecond,
 		locks: []string{"token", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey"},
-		full:  3 * time.Second, quick: 350 * time.Millisecond,
-		bars: []bar{atMost("perkey", scripts, 2.1), atMost("perkey", ofAllWaits, 1.2)},
+		round: 3 * time.Second,
+		bars:  []bar{atMost("perkey", scripts, 2.1), atMost("perkey", ofAllWaits, 1.2)},
 	},
 }
 
@@ -71,7 +70,7 @@ func (c contention) run(b *bench) {
 	}
 	all := b.startLocks(c.processes, target{addr, c.workers, leaseTime}, c.locks...)
 	b.inRounds(all, 1, func(r *row, round int, s *sample) (err error) {
-		j := Job{Key: fmt.Sprintf("hot:%s:%d", c.title, round), For: scale(b, c.full, c.quick), Inside: c.inside}
+		j := Job{Key: fmt.Sprintf("hot:%s:%d", c.title, round), For: scale(b, c.round, c.round/10), Inside: c.inside}
 		var answers []Answer
 		s.watch(b, func() {
 			b.shared.reset()
@@ -213,52 +212,40 @@ const ended = -1
 
 // Give acquires the key, and releases it when the taker has waited for a while
 // that no rhythm of polling can be in step with.
-func (w *Worker) Give(j Job, _ *Answer) error {
+func (w *Worker) Give(j Job, _ *Answer) (err error) {
+	defer rescue(&err)
 	ctx, s := context.Background(), w.shared
 	defer s.held.Store(ended)
 	end := time.Now().Add(j.For)
 	for i := int64(1); i <= int64(j.Count) && time.Now().Before(end); i++ {
-		h, err := w.lock.Acquire(ctx, j.Key)
-		if err != nil {
-			return err
-		}
+		h := must(w.lock.Acquire(ctx, j.Key))
 		s.enter()
 		s.held.Store(i)
-		if err := until(func() bool { return s.waiting.Load() >= i }); err != nil {
-			return err
-		}
+		until(func() bool { return s.waiting.Load() >= i })
 		time.Sleep(2*time.Millisecond + rand.N(10*time.Millisecond))
 		s.leave()
 		s.released.Store(int64(monotonic()))
-		if err := h.Release(ctx); err != nil {
-			return err
-		}
-		if err := until(func() bool { return s.taken.Load() >= i }); err != nil {
-			return err
-		}
+		check(h.Release(ctx))
+		until(func() bool { return s.taken.Load() >= i })
 	}
 	return nil
 }
 
 // Take waits for each key that Give holds.
-func (w *Worker) Take(j Job, a *Answer) error {
+func (w *Worker) Take(j Job, a *Answer) (err error) {
+	defer rescue(&err)
 	ctx, s := context.Background(), w.shared
 	for i := int64(1); ; i++ {
-		err := until(func() bool { held := s.held.Load(); return held >= i || held == ended })
-		if err != nil || s.held.Load() == ended {
-			return err
+		until(func() bool { held := s.held.Load(); return held >= i || held == ended })
+		if s.held.Load() == ended {
+			return nil
 		}
 		s.waiting.Store(i)
-		h, err := w.lock.Acquire(ctx, j.Key)
-		if err != nil {
-			return err
-		}
+		h := must(w.lock.Acquire(ctx, j.Key))
 		a.Took = append(a.Took, monotonic()-time.Duration(s.released.Load()))
 		s.enter()
 		s.leave()
-		if err := h.Release(ctx); err != nil {
-			return err
-		}
+		check(h.Release(ctx))
 		s.taken.Store(i)
 	}
 }

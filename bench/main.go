@@ -100,7 +100,7 @@ func (b *bench) all(only, addr string) {
 // failure is what check panics with.
 type failure struct{ error }
 
-// check ends what run has begun if err is not nil.
+// check ends what has deferred rescue if err is not nil.
 func check(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -112,6 +112,17 @@ func must[T any](v T, err error) T {
 	return v
 }
 
+// rescue sets err to what check was given.
+func rescue(err *error) {
+	if r := recover(); r != nil {
+		failed, ok := r.(failure)
+		if !ok {
+			panic(r)
+		}
+		*err = failed.error
+	}
+}
+
 // run runs f, and then what f has given to cleanup, the last first. It returns what check was given.
 func (b *bench) run(name string, f func(*bench)) (err error) {
 	outer := b.cleanups
@@ -121,14 +132,11 @@ func (b *bench) run(name string, f func(*bench)) (err error) {
 			clean()
 		}
 		b.cleanups = outer
-		if r := recover(); r != nil {
-			failed, ok := r.(failure)
-			if !ok {
-				panic(r)
-			}
-			err = fmt.Errorf("%s: %w", name, failed.error)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
 		}
 	}()
+	defer rescue(&err)
 	f(b)
 	return nil
 }

@@ -223,19 +223,14 @@ func (b *bench) claimed(implementation, name string, lease time.Duration, starte
 }
 
 // Claim works on a queue with a handler that never comes back.
-func (w *Worker) Claim(j Job, _ *Answer) error {
-	q, err := queues[j.Name](j.Target, j.Key)
-	if err != nil {
-		return err
-	}
+func (w *Worker) Claim(j Job, _ *Answer) (err error) {
+	defer rescue(&err)
 	claimed := make(chan struct{})
-	_, err = q.Work(func(int) {
+	must(must(queues[j.Name](j.Target, j.Key)).Work(func(int) {
 		claimed <- struct{}{}
 		<-context.Background().Done()
-	})
-	if err == nil {
-		_, err = receive(context.Background(), claimed, grace, "no message was claimed")
-	}
+	}))
+	_, err = receive(context.Background(), claimed, grace, "no message was claimed")
 	return err
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/rpc"
@@ -135,14 +134,13 @@ func (b *bench) ask(processes []process, method string, j Job) (wait func() ([]A
 	}
 }
 
-// until looks every now and then whether another process is ready.
-func until(ready func() bool) error {
+// until waits for another process.
+func until(ready func() bool) {
 	for end := time.Now().Add(grace); !ready(); time.Sleep(200 * time.Microsecond) {
 		if time.Now().After(end) {
-			return errors.New("hangs: the other process is not ready within 3s")
+			check(fmt.Errorf("hangs: the other process is not ready within %v", grace))
 		}
 	}
-	return nil
 }
 
 // shared is memory that all processes of a run share: they check one another without Redis.
