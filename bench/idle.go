@@ -1,103 +1,75 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"time"
 )
 
-// idler is something that costs Redis commands although nothing happens. Each has a redis-server of its own, so that all
-// can be watched at once and for long: some clients send a PING now and then, and those count.
-type idler struct {
-	*result
-	server *server
-	err    error // it is out
-}
-
-// watch adds what Redis sees in each round of that length.
-func watch(idlers []*idler, length time.Duration) {
+// watchIdle adds what Redis sees in each round of that length although nothing happens. Each row has a redis-server of
+// its own, so that all can be watched at once and for long: some clients send a PING now and then, and those count.
+func (all table) watchIdle(length time.Duration) {
 	for range rounds {
-		_ = together(len(idlers), func(i int) error {
-			if one := idlers[i]; one.err == nil {
-				seen, err := one.server.monitor(length)
-				one.rounds, one.err = append(one.rounds, seen), err
-			}
-			return nil
-		})
+		check(together(len(all), func(i int) error {
+			seen, err := all[i].server.monitor(length)
+			all[i].rounds = append(all[i].rounds, seen)
+			return err
+		}))
 	}
 }
 
 // idleHolder is what it costs when a hundred calls wait and nothing happens: their key is held, and its holder does nothing.
 func idleHolder(b *bench) {
 	const title = "100 waiters in 10 processes, holder idle"
-	var all results
-	var idlers []*idler
-	var workers []*processes
+	var all table
 	for _, name := range []string{"redislock", "rueidislock", "rueidislock-1key", "perkey"} {
 		s := b.openServer("")
 		// Not all renew: the lease outlasts the scenario.
-		row, ps := b.start(11, settings{Addr: s.addr, Workers: 10, Lease: 2 * time.Minute}, name)
-		all, workers = append(all, row[0]), append(workers, ps[0])
-		idlers = append(idlers, &idler{row[0], s, ps[0].err})
+		t := target{s.addr, 10, 2 * time.Minute}
+		r := b.startLocks(10, t, name)[0]
+		r.server = s
+		all = append(all, r)
+		holder := must(locks[name](t))
+		held := must(holder.Acquire(b.ctx, "idle"))
+		b.cleanup(func() { _, _ = held.Release(context.Background()), holder.Close() })
 	}
 	length := scale(b, 5*time.Second, 2200*time.Millisecond)
-	end := monotonic() + time.Second + rounds*length // until then calls wait
-	waiters := make([]*pending[Contended], len(idlers))
-	for i, one := range idlers {
-		if one.err != nil {
-			continue
-		}
-		ps := workers[i]
-		b.shared.reset()
-		j := Job{Key: "idle", At: monotonic()}
-		j.For = end - j.At + time.Second // the waiters leave before the holder
-		begin[int](ps, ps.all[:1], "Hold", j)
-		if one.err = until(func() bool { return b.shared.held.Load() != 0 }); one.err == nil {
-			j.For = end - j.At
-			waiters[i] = begin[Contended](ps, ps.all[1:], "Contend", j)
-		}
+	j := Job{Key: "idle", Start: monotonic(), For: time.Second + rounds*length}
+	waits := map[*row]func() ([]Answer, error){}
+	for _, r := range all {
+		waits[r] = b.ask(r.processes, "Contend", j)
 	}
-	watch(idlers, length)
-	for i, one := range idlers {
-		if one.err == nil {
-			for _, a := range waiters[i].wait(b) {
-				if a.Last > 0 {
-					one.err = errors.New("BROKEN: a waiter got a key that was held")
+	check(pause(b.ctx, 500*time.Millisecond)) // until all wait
+	all.watchIdle(length)
+	for _, r := range all {
+		answers, err := waits[r]()
+		for _, a := range answers {
+			for _, c := range a.Contended {
+				if c.Count > 0 {
+					err = errors.New("BROKEN: a waiter got a key that was held")
 				}
 			}
-			one.err = errors.Join(one.err, workers[i].err)
 		}
-		if one.err != nil {
-			one.rounds, one.remark = nil, one.err.Error()
+		if err != nil {
+			r.rounds, r.remark = nil, err.Error()
 		}
 	}
-	all.printTraffic(title)
-	b.atMost(title+", commands/s", all.find("perkey").median(sent), 15)
+	all.print(title, sent, inScripts)
+	b.require(title, all, atMost("perkey", sent, 15))
 }
 
 // idleWorker is what it costs when a queue's worker has nothing to do.
 func idleWorker(b *bench) {
 	const title = "queue, one idle worker"
-	var all results
-	var idlers []*idler
-	for _, name := range []string{"asynq", "asynq-100ms", "perkey"} {
-		s := b.openServer("")
-		q := must(openQueue(name, target{addr: s.addr, lease: claimLease}, "bench-idle"))
+	all := newTable("asynq", "asynq-100ms", "perkey")
+	for _, r := range all {
+		r.server = b.openServer("")
+		q := must(queues[r.name](target{Addr: r.server.addr, Lease: claimLease}, "idle"))
 		b.cleanup(func() { _ = q.Close() })
-		stop := must(q.Work(func(int) {}))
-		b.cleanup(func() { _ = stop() })
-		all = append(all, &result{name: name})
-		idlers = append(idlers, &idler{result: all[len(all)-1], server: s})
+		b.work(q, func(int) {})
 	}
 	check(pause(b.ctx, 2*time.Second)) // connections, scripts
-	watch(idlers, scale(b, 10*time.Second, 2200*time.Millisecond))
-	for _, one := range idlers {
-		check(one.err)
-		for _, f := range one.rounds {
-			f[commands] = f[sent] + f[inScripts]
-		}
-	}
-	all.printTraffic(title)
-	perkey := all.find("perkey")
-	b.atMost(title+", commands/s", perkey.median(commands), 2,
-		decimals(1)(perkey.median(sent))+"/s sent", decimals(1)(perkey.median(inScripts))+"/s in scripts")
+	all.watchIdle(scale(b, 10*time.Second, 2200*time.Millisecond))
+	all.print(title, sent, inScripts, allCalls)
+	b.require(title, all, atMost("perkey", allCalls, 2))
 }

@@ -7,7 +7,7 @@
 // operations at a time, so that whatever else the machine does hits them all alike; a figure is the median of five
 // rounds.
 //
-// A scenario is a file, and a line in scenarios; an implementation is a type, and a line in locks or queues. Where a
+// A scenario is a function, and a line in scenarios; an implementation is one too, and a line in locks or queues. Where a
 // scenario speaks of processes, the program starts itself again: see process.go. Bars say what perkey must reach. A
 // missed bar is printed and does not fail the run: a benchmark is not a test. Two holders of a key at once do.
 package main
@@ -22,9 +22,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // scenarios in the order in which they run.
@@ -51,18 +52,19 @@ var scenarios = []struct {
 
 // bench is what a scenario works with. It is for one goroutine.
 type bench struct {
-	ctx        context.Context
-	server     *server
+	ctx      context.Context
+	server   *server
+	quick    bool
+	bars     []string
+	cleanups []func()
+
 	sharedFile *os.File
 	shared     *shared
-	quick      bool
-	bars       []bar
-	cleanups   []func()
 }
 
 func main() {
-	if text, ok := os.LookupEnv(processVar); ok {
-		serve(text)
+	if os.Getenv(workerVar) != "" {
+		serveWorker()
 		return
 	}
 	quick := flag.Bool("quick", false, "a short run, for a first impression")
@@ -80,9 +82,7 @@ func main() {
 }
 
 func (b *bench) all(only, addr string) {
-	b.sharedFile = must(os.CreateTemp("", "perkey-bench-"))
-	b.cleanup(func() { _ = os.Remove(b.sharedFile.Name()) })
-	b.shared = must(mapShared(b.sharedFile))
+	b.sharedFile, b.shared = newShared()
 	b.server = b.openServer(addr)
 	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), b.server.version, b.server.addr)
 	start := time.Now()
@@ -100,7 +100,7 @@ func (b *bench) all(only, addr string) {
 // failure is what check panics with.
 type failure struct{ error }
 
-// check ends what run has begun if err is not nil.
+// check ends what has deferred rescue if err is not nil.
 func check(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -112,6 +112,17 @@ func must[T any](v T, err error) T {
 	return v
 }
 
+// rescue sets err to what check was given.
+func rescue(err *error) {
+	if r := recover(); r != nil {
+		failed, ok := r.(failure)
+		if !ok {
+			panic(r)
+		}
+		*err = failed.error
+	}
+}
+
 // run runs f, and then what f has given to cleanup, the last first. It returns what check was given.
 func (b *bench) run(name string, f func(*bench)) (err error) {
 	outer := b.cleanups
@@ -121,14 +132,11 @@ func (b *bench) run(name string, f func(*bench)) (err error) {
 			clean()
 		}
 		b.cleanups = outer
-		if r := recover(); r != nil {
-			failed, ok := r.(failure)
-			if !ok {
-				panic(r)
-			}
-			err = fmt.Errorf("%s: %w", name, failed.error)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
 		}
 	}()
+	defer rescue(&err)
 	f(b)
 	return nil
 }
@@ -145,23 +153,31 @@ func scale[T any](b *bench, full, quick T) T {
 
 // together calls f on n goroutines, and returns when all have returned.
 func together(n int, f func(i int) error) error {
-	errs := make([]error, n)
-	var wg sync.WaitGroup
+	var group errgroup.Group
 	for i := range n {
-		wg.Go(func() { errs[i] = f(i) })
+		group.Go(func() error { return f(i) })
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return group.Wait()
 }
 
 // pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// receive waits for a value, or fails after d.
+func receive[T any](ctx context.Context, values <-chan T, d time.Duration, failed string) (v T, err error) {
+	select {
+	case v = <-values:
+		return v, nil
+	case <-time.After(d):
+		return v, fmt.Errorf("hangs: %s within %v", failed, d)
+	case <-ctx.Done():
+		return v, ctx.Err()
 	}
 }

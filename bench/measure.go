@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -16,192 +17,228 @@ const (
 	turnLimit = 10 * time.Second
 )
 
-// figure is something that is measured in each round. Times are in nanoseconds.
-type figure string
+// figure is something that is measured in each round.
+type figure struct {
+	name   string
+	digits int    // after the point when it is printed; or one of the units below
+	worst  bool   // of several rounds the largest, and not the median
+	more   bool   // is better
+	base   string // it is a ratio to what this row has of it
+}
 
 const (
-	p50       figure = "p50"
-	p99       figure = "p99"
-	most      figure = "max"
-	perSecond figure = "per second"
-	allocs    figure = "allocations" // of the whole process, per operation
-	clientCPU figure = "client CPU"  // likewise
-	redisCPU  figure = "Redis CPU"   // of its main thread, per operation
-	scripts   figure = "scripts"     // per operation
-	commands  figure = "commands"    // per operation, those that scripts call among them
+	nanoseconds = -1
+	bestPeer    = "best peer" // the row that is the best at a figure
 )
 
-// result is what one implementation did.
-type result struct {
+var (
+	p50       = figure{name: "p50", digits: nanoseconds}
+	p99       = figure{name: "p99", digits: nanoseconds}
+	longest   = figure{name: "max", digits: nanoseconds, worst: true}
+	perSecond = figure{name: "per second", more: true}
+	// The rest is of each operation.
+	allocs    = figure{name: "allocations", digits: 1} // of the whole process
+	clientCPU = figure{name: "client CPU", digits: nanoseconds}
+	redisCPU  = figure{name: "Redis CPU", digits: nanoseconds} // of its main thread
+	scripts   = figure{name: "scripts", digits: 2}
+	commands  = figure{name: "commands", digits: 2} // those that scripts call among them
+)
+
+// over is the ratio to what another row has of f.
+func (f figure) over(base string) figure {
+	f.base = base
+	return f
+}
+
+type values map[figure]float64
+
+// row is an implementation in a table.
+type row struct {
 	name   string
-	rounds []map[figure]float64
-	remark string // what a reader of the row must know; with one, measure leaves it out of the remaining rounds
+	rounds []values
+	remark string // what a reader must know; with one it is left out of the remaining rounds
+
+	// What a scenario works with:
+	op        func(ctx context.Context, worker int) error // for measure; one worker's calls do not overlap
+	processes []process
+	queue     queue
+	server    *server
 }
 
-// each lists a figure of every round.
-func (r *result) each(f figure) []float64 {
-	values := make([]float64, len(r.rounds))
+func (r *row) each(f figure) []float64 {
+	all := make([]float64, len(r.rounds))
 	for i, round := range r.rounds {
-		values[i] = round[f]
+		all[i] = round[f]
 	}
-	return values
+	return all
 }
 
-func (r *result) median(f figure) float64 { return median(r.each(f)) }
+type table []*row
 
-// ratio compares r with another, round by round, and takes the median: what slowed a round down slowed both.
-func (r *result) ratio(other *result, f figure) float64 {
-	mine, theirs := r.each(f), other.each(f)
-	n := min(len(mine), len(theirs))
-	for i := range n {
-		mine[i] /= theirs[i]
+func newTable(names ...string) (all table) {
+	for _, name := range names {
+		all = append(all, &row{name: name})
 	}
-	return median(mine[:n])
+	return all
 }
 
-// median is not a number if there is no value: an implementation that fell out.
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
+// find returns a row without rounds if the table does not have the name.
+func (all table) find(name string) *row {
+	i := slices.IndexFunc(all, func(r *row) bool { return r.name == name })
+	if i < 0 {
+		return &row{name: name}
 	}
-	slices.Sort(values)
-	return values[len(values)/2]
+	return all[i]
 }
 
-type results []*result
-
-func (all results) find(name string) *result {
-	return all[slices.IndexFunc(all, func(r *result) bool { return r.name == name })]
-}
-
-// bestPeer is the peer whose figure is the best as better says. If all fell out, it has no rounds.
-func (all results) bestPeer(f figure, better func(a, b float64) bool) *result {
-	best := &result{}
+// base is the row that f is a ratio to.
+func (all table) base(f figure) *row {
+	if f.base != bestPeer {
+		return all.find(f.base)
+	}
+	best := &row{name: bestPeer}
+	f.base = ""
 	for _, r := range all {
-		if isPeer(r.name) && len(r.rounds) > 0 && (len(best.rounds) == 0 || better(r.median(f), best.median(f))) {
+		if better := all.value(r, f) > all.value(best, f); slices.Contains(peers, r.name) && len(r.rounds) > 0 &&
+			(len(best.rounds) == 0 || better == f.more) {
 			best = r
 		}
 	}
 	return best
 }
 
-// sample is what was seen of one implementation in one round.
+// value is the median over the rounds, and not a number if there is none. Rows are compared round by round: what slowed
+// a round down slowed both.
+func (all table) value(r *row, f figure) float64 {
+	plain := f
+	plain.base = ""
+	each := r.each(plain)
+	if f.base != "" {
+		base := all.base(f).each(plain)
+		each = each[:min(len(each), len(base))]
+		for i := range each {
+			each[i] /= base[i]
+		}
+	}
+	slices.Sort(each)
+	switch {
+	case len(each) == 0:
+		return math.NaN()
+	case f.worst:
+		return each[len(each)-1]
+	}
+	return each[len(each)/2]
+}
+
+// sample is what was seen of one row in one round.
 type sample struct {
-	took       []time.Duration // of each operation, where that is known
-	ops        int
-	elapsed    time.Duration
-	counts     counts
-	redis, cpu time.Duration
-	mallocs    uint64
+	took    []time.Duration // of each operation, where that is known
+	ops     int
+	elapsed time.Duration
+	used    values // by all operations
+	also    values // what a scenario measures itself
 }
 
 // watch adds what Redis and this process do while f runs.
 func (s *sample) watch(b *bench, f func()) {
-	calls := b.server.counts(b.ctx)
-	redis, cpu, mallocs := b.server.cpu(b.ctx), cpuTime(), countMallocs()
+	calls := b.server.calls(b.ctx)
+	redis, cpu, mallocs := b.server.cpu(b.ctx), cpuTime(0), countMallocs()
 	f()
-	s.mallocs += countMallocs() - mallocs
-	s.cpu += cpuTime() - cpu
-	s.redis += b.server.cpu(b.ctx) - redis
-	s.counts.add(calls, b.server.counts(b.ctx))
+	used := values{allocs: countMallocs() - mallocs, clientCPU: float64(cpuTime(0) - cpu)}
+	used[redisCPU] = float64(b.server.cpu(b.ctx) - redis)
+	for f, n := range b.server.calls(b.ctx) {
+		used[f] = n - calls[f]
+	}
+	if s.used == nil {
+		s.used = values{}
+	}
+	for f, n := range used {
+		s.used[f] += n
+	}
 }
 
-func countMallocs() uint64 {
+func countMallocs() float64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return m.Mallocs
+	return float64(m.Mallocs)
 }
 
-// figures are not of a sample without an operation.
-func (s *sample) figures() map[figure]float64 {
-	n := float64(s.ops)
-	f := map[figure]float64{
-		perSecond: n / s.elapsed.Seconds(), allocs: float64(s.mallocs) / n,
-		clientCPU: float64(s.cpu) / n, redisCPU: float64(s.redis) / n,
-		scripts: float64(s.counts.scripts) / n, commands: float64(s.counts.commands) / n,
+// values are not of a sample without an operation.
+func (s *sample) values() values {
+	all := values{perSecond: float64(s.ops) / s.elapsed.Seconds()}
+	for f, n := range s.used {
+		all[f] = n / float64(s.ops)
 	}
-	if len(s.took) > 0 {
+	if n := len(s.took); n > 0 {
 		slices.Sort(s.took)
-		f[p50], f[p99] = float64(s.took[len(s.took)/2]), float64(s.took[len(s.took)*99/100])
-		f[most] = float64(s.took[len(s.took)-1])
+		all[p50], all[p99], all[longest] = float64(s.took[n/2]), float64(s.took[n*99/100]), float64(s.took[n-1])
 	}
-	return f
-}
-
-// inTurns calls do for each of n in every round, in an order drawn anew each time: what one leaves behind, such as which
-// CPU runs what, must not always meet the same next.
-func (b *bench) inTurns(n int, do func(round, i int)) {
-	for round := range rounds {
-		for _, i := range rand.Perm(n) {
-			check(b.ctx.Err())
-			do(round, i)
-		}
-	}
-}
-
-// entry is one row of a table: an operation, done again and again.
-type entry struct {
-	name string
-	// op does it once. worker counts from 0; one worker's calls do not overlap.
-	op func(ctx context.Context, worker int) error
-}
-
-// sizes say how much is measured: in each round so many turns of operations per worker.
-type sizes struct{ workers, turns, ops int }
-
-// measure lets the entries take turns. One that hangs is out, and its row says so.
-func (b *bench) measure(entries []entry, size sizes) results {
-	all := make(results, len(entries))
-	for i, e := range entries {
-		all[i] = &result{name: e.name}
-		b.turn(all[i], e, size, &sample{}) // connections, scripts, caches
-	}
-	for range rounds {
-		samples := make([]sample, len(entries))
-		for range size.turns {
-			for _, i := range rand.Perm(len(entries)) {
-				b.turn(all[i], entries[i], size, &samples[i])
-			}
-		}
-		for i := range samples {
-			if all[i].remark == "" {
-				all[i].rounds = append(all[i].rounds, samples[i].figures())
-			}
-		}
-	}
+	maps.Copy(all, s.also)
 	return all
 }
 
-func (b *bench) turn(r *result, e entry, size sizes, s *sample) {
-	if r.remark != "" {
-		return
+// inRounds lets the rows take turns, so many in each round, in an order drawn anew each time: what one leaves behind,
+// such as which CPU runs what, must not always meet the same next. When do fails the row is out, and says why.
+func (b *bench) inRounds(all table, turns int, do func(r *row, round int, s *sample) error) {
+	for round := range rounds {
+		samples := make([]sample, len(all))
+		for range turns {
+			for _, i := range rand.Perm(len(all)) {
+				check(b.ctx.Err())
+				if all[i].remark != "" {
+					continue
+				}
+				if err := do(all[i], round, &samples[i]); err != nil {
+					all[i].remark, samples[i].ops = err.Error(), 0
+				}
+			}
+		}
+		for i := range samples {
+			if samples[i].ops > 0 {
+				all[i].rounds = append(all[i].rounds, samples[i].values())
+			}
+		}
 	}
-	took := make([]time.Duration, size.workers*size.ops)
+}
+
+// size says how much is measured: in each round so many turns of operations per worker.
+type size struct{ workers, turns, ops int }
+
+// measure has the rows do their operations in turns. One that hangs is out.
+func (b *bench) measure(all table, n size) {
+	turn := func(r *row, _ int, s *sample) error { return b.turn(r, n, s) }
+	for _, r := range all { // connections, scripts, caches
+		if err := turn(r, 0, &sample{}); err != nil {
+			r.remark = err.Error()
+		}
+	}
+	b.inRounds(all, n.turns, turn)
+}
+
+func (b *bench) turn(r *row, n size, s *sample) (err error) {
+	took := make([]time.Duration, n.workers*n.ops)
+	done := make(chan error, 1)
 	s.watch(b, func() {
-		done := make(chan error, 1)
 		start := time.Now()
 		go func() {
-			done <- together(size.workers, func(w int) error {
-				for i := range size.ops {
+			done <- together(n.workers, func(w int) error {
+				for i := range n.ops {
 					began := time.Now()
-					if err := e.op(b.ctx, w); err != nil {
-						return fmt.Errorf("%s: %w", e.name, err)
+					if err := r.op(b.ctx, w); err != nil {
+						return fmt.Errorf("%s: %w", r.name, err)
 					}
-					took[w*size.ops+i] = time.Since(began)
+					took[w*n.ops+i] = time.Since(began)
 				}
 				return nil
 			})
 		}()
-		select {
-		case err := <-done:
-			check(err)
-			s.elapsed += time.Since(start)
-		case <-time.After(turnLimit):
-			r.remark = fmt.Sprintf("hangs: a turn takes longer than %v", turnLimit) // its workers are left behind
-		}
+		var failed error
+		failed, err = receive(b.ctx, done, turnLimit, "a turn does not end") // its workers are left behind
+		check(failed)
+		s.elapsed += time.Since(start)
 	})
-	if r.remark == "" {
-		s.took = append(s.took, took...)
-		s.ops += len(took)
+	if err == nil {
+		s.took, s.ops = append(s.took, took...), s.ops+len(took)
 	}
+	return err
 }

@@ -20,29 +20,29 @@ func observed(b *bench) {
 
 // openPerkey opens it with options until the scenario ends.
 func (b *bench) openPerkey(opts ...core.Option) perkeyLock {
-	l := must(openPerkey(target{addr: b.server.addr, lease: leaseTime}, opts...))
+	l := must(openPerkey(target{Addr: b.server.addr, Lease: leaseTime}, opts...))
 	b.cleanup(func() { _ = l.Close() })
 	return l
 }
 
 // recorded is 64 goroutines with a key each, counted by a Recorder and not.
 func recorded(b *bench) {
-	const workers = 64
-	all := b.measure([]entry{
+	const workers, title = 64, "uncontended, 64 goroutines, distinct keys, counted by a Recorder"
+	all := table{
 		pairs("perkey", b.openPerkey(), workers),
 		pairs("perkey+Recorder", b.openPerkey(core.WithObserver(ops.NewRecorder().Locks(nil))), workers),
-	}, sizes{workers, scale(b, 40, 4), 50})
-	all.printOps("uncontended, 64 goroutines, distinct keys, counted by a Recorder", "perkey")
-	b.atLeast("with a Recorder, 64 goroutines, throughput × without",
-		all.find("perkey+Recorder").ratio(all.find("perkey"), perSecond), 0.98)
+	}
+	b.measure(all, size{workers, scale(b, 40, 4), 50})
+	all.printOps(title, "perkey")
+	b.require(title, all, atLeast("perkey+Recorder", perSecond.over("perkey"), 0.98))
 }
 
 // listed is one goroutine with a key, on a Redis with a million keys of others, while somebody lists all keys
 // and while nobody does.
 func listed(b *bench) {
-	const foreign = "foreign:"
+	const foreign, title = "foreign:", "uncontended, beside a million keys of others, while List goes through them"
 	const fill = `for i = 1, 1000 do redis.call('SET', KEYS[1] .. i, '') end return 1`
-	b.cleanup(func() { _ = b.server.clear(b.ctx, foreign+"*") })
+	b.cleanup(func() { _ = b.server.clear(foreign + "*") })
 	for i := range scale(b, 1000, 200) {
 		check(b.server.admin.Eval(b.ctx, fill, []string{fmt.Sprint(foreign, i, ":")}).Err())
 	}
@@ -51,44 +51,45 @@ func listed(b *bench) {
 	var on atomic.Bool
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(b.ctx)
+	b.cleanup(cancel)
 	go func() { // lists all keys, again and again, while on
 		page, err := &core.KeyPage{}, error(nil)
-		for err == nil && ctx.Err() == nil {
+		for err == nil {
 			if !on.Load() {
-				_ = pause(ctx, time.Millisecond)
-			} else if next, failed := l.List(ctx, page.Next, 100); failed == nil {
-				page = next
-			} else {
-				err = failed
+				err = pause(ctx, time.Millisecond)
+			} else if page, err = l.List(ctx, page.Next, 100); ctx.Err() != nil {
+				err = ctx.Err()
 			}
-		}
-		if ctx.Err() != nil {
-			err = nil
 		}
 		ended <- err
 	}()
-	b.cleanup(cancel)
-	one := pairs("", l, 1)
-	while := func(name string, listing bool) entry {
-		return entry{name, func(ctx context.Context, worker int) error {
+	while := func(name string, listing bool) *row {
+		r := pairs(name, l, 1)
+		pair := r.op
+		r.op = func(ctx context.Context, worker int) error {
 			on.Store(listing)
-			return one.op(ctx, worker)
-		}}
+			return pair(ctx, worker)
+		}
+		return r
 	}
-	all := b.measure([]entry{while("alone", false), while("beside List", true)}, sizes{1, scale(b, 20, 4), 1000})
-	cancel()
-	check(<-ended)
-	all.printOps("uncontended, beside a million keys of others, while List goes through them", "alone")
-	b.atMost("beside List, p99 × alone", all.find("beside List").ratio(all.find("alone"), p99), 1.3)
+	all := table{while("alone", false), while("beside List", true)}
+	b.measure(all, size{1, scale(b, 20, 4), 1000})
+	select {
+	case err := <-ended:
+		check(err)
+	default:
+	}
+	all.printOps(title, "alone")
+	b.require(title, all, atMost("beside List", p99.over("alone"), 1.3))
 }
 
 // line is one goroutine that looks at the first 100 of the 1,000 messages of a key, among 100,000.
 func line(b *bench) {
-	const prefix, key, deep = "lined", "deep", 1000
-	rdb := target{addr: b.server.addr}.client()
+	const lined, key, deep = "lined", "deep", 1000
+	rdb := target{Addr: b.server.addr}.client()
 	b.cleanup(func() { _ = rdb.Close() })
-	b.cleanup(func() { _ = b.server.clear(b.ctx, prefix+":*") })
-	q := must(delayqueue.New(rdb, "line", delayqueue.WithPrefix(prefix), delayqueue.WithMaxBytes(1<<30)))
+	b.cleanup(func() { _ = b.server.clear(lined + ":*") })
+	q := must(delayqueue.New(rdb, "line", delayqueue.WithPrefix(lined), delayqueue.WithMaxBytes(1<<30)))
 	n := scale(b, 100_000, 20_000)
 	const producers = 64
 	check(together(producers, func(p int) error {
@@ -103,14 +104,15 @@ func line(b *bench) {
 		}
 		return nil
 	}))
-	all := b.measure([]entry{{"Line", func(ctx context.Context, _ int) error {
+	all := table{{name: "Line", op: func(ctx context.Context, _ int) error {
 		line, _, err := q.Line(ctx, key, "", 100)
 		if err == nil && len(line) != 100 {
 			err = fmt.Errorf("a page of %d", len(line))
 		}
 		return err
-	}}}, sizes{1, scale(b, 20, 4), 100})
+	}}}
+	b.measure(all, size{1, scale(b, 20, 4), 100})
 	title := fmt.Sprintf("100 of the %d messages of a key, among %d", deep, n)
 	all.printOps(title, "Line")
-	b.atMost(title+", p50 in ms", all.find("Line").median(p50)/1e6, 2)
+	b.require(title, all, atMost("Line", p50, 2e6))
 }

@@ -2,219 +2,197 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/rpc"
 	"os"
 	"os/exec"
-	"runtime"
+	"sync/atomic"
 	"time"
+	"unsafe"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
 )
 
-// processVar makes this program a worker process: it holds settings as JSON. Its stdin and stdout speak net/rpc.
-const processVar = "PERKEY_BENCH_PROCESS"
-
-type settings struct {
-	Name    string // of a lock, or of the implementation of a queue
-	Addr    string
-	Workers int
-	Lease   time.Duration
-}
+// workerVar makes this program a worker process, whose stdin and stdout speak net/rpc.
+const workerVar = "PERKEY_BENCH_WORKER"
 
 // Job is what a worker process is asked for.
 type Job struct {
+	Name   string // of a lock, or of the implementation of a queue
+	Target target
 	Key    string        // or the name of a queue
-	At     time.Duration // when it begins, as monotonic says
+	Start  time.Duration // when it begins, as monotonic says
 	For    time.Duration // how long it lasts, at most
 	Inside time.Duration // how long a holder keeps the key
 	Count  int
 }
 
-// Worker is the state of a worker process. Its methods that take a Job are what it can be asked for.
+// Answer is what came of a job. Each kind of job has fields of its own.
+type Answer struct {
+	Contended  []Contended     // of each goroutine
+	Took       []time.Duration // of each hand-off
+	Heap       uint64
+	Goroutines int
+}
+
+// Contended is how a goroutine fared that wanted a key again and again.
+type Contended struct {
+	Count int                    // acquisitions
+	Last  time.Duration          // until the last of them
+	Waits *hdrhistogram.Snapshot // of all, and of the wait that the end cut short
+}
+
+// Worker is a worker process. Its methods that take a Job are what it can be asked for.
 type Worker struct {
-	settings
-	shared *shared
-	lock   lock
-	keys   []string // of leases
-	leases []lease
+	shared  *shared
+	lock    lock
+	workers int
+	keys    []string // of leases
+	leases  []lease
 }
 
-// serve runs a worker process until its stdin ends, which it does with the parent.
-func serve(text string) {
-	w := &Worker{}
-	check(json.Unmarshal([]byte(text), &w.settings))
-	w.shared = must(mapShared(os.NewFile(sharedFD, "shared")))
-	check(rpc.Register(w))
-	rpc.ServeConn(parent{os.Stdout})
+// conn is a process's end of a connection.
+type conn struct {
+	io.Reader
+	io.WriteCloser
 }
 
-type parent struct{ io.WriteCloser }
-
-func (parent) Read(p []byte) (int, error) {
-	n, err := os.Stdin.Read(p)
-	if err != nil {
-		os.Exit(0) // whatever is under way
-	}
-	return n, err
+// serveWorker serves a process that is killed when it is done.
+func serveWorker() {
+	check(rpc.Register(&Worker{shared: must(mapShared(os.NewFile(sharedFD, "shared")))}))
+	rpc.ServeConn(conn{os.Stdin, os.Stdout})
 }
 
 // Open opens the lock and uses it once: connections, scripts.
-func (w *Worker) Open(_ Job, _ *int) (err error) {
-	ctx := context.Background()
-	if w.lock, err = openLock(w.Name, target{w.Addr, w.Workers, w.Lease}); err != nil {
+func (w *Worker) Open(j Job, _ *Answer) (err error) {
+	if w.lock, err = locks[j.Name](j.Target); err != nil {
 		return err
 	}
-	first := guarded{key: fmt.Sprintf("first:%d", os.Getpid())}
-	return errors.Join(w.Prepare(Job{Key: first.key}, nil), pair(ctx, w.lock, &first))
-}
-
-// Prepare does what the lock needs before the key is first acquired.
-func (w *Worker) Prepare(j Job, _ *int) error {
-	if p, ok := w.lock.(preparer); ok {
-		return p.Prepare(context.Background(), j.Key)
-	}
-	return nil
+	w.workers = j.Target.Workers
+	return (&section{key: fmt.Sprintf("first:%d", os.Getpid())}).pass(context.Background(), w.lock)
 }
 
 // process is a worker process as its parent sees it.
 type process struct {
 	*rpc.Client
-	cmd *exec.Cmd
+	*os.Process
 }
 
-type pipes struct {
-	io.ReadCloser
-	io.WriteCloser
-}
-
-func (p pipes) Close() error { return p.WriteCloser.Close() } // Wait closes the other
-
-// processes work for one implementation. When one fails or hangs all are ended, err says why, and so does the result.
-type processes struct {
-	*result
-	all []*process
-	err error
-}
-
-func (ps *processes) fail(err error) {
-	ps.err, ps.remark = err, err.Error()
-	ps.stop()
-}
-
-// start starts n processes of each of some locks, and waits until they are ready.
-func (b *bench) start(n int, s settings, locks ...string) (rows results, all []*processes) {
-	for _, s.Name = range locks {
-		ps := b.startProcesses(n, s)
-		ask[int](b, ps, ps.all, "Open", Job{For: 20 * time.Second})
-		rows, all = append(rows, ps.result), append(all, ps)
-	}
-	return rows, all
-}
-
-// startProcesses starts n processes, which end with the scenario.
-func (b *bench) startProcesses(n int, s settings) *processes {
-	ps := &processes{result: &result{name: s.Name}}
-	b.cleanup(ps.stop)
+// start starts n processes, which end with the scenario.
+func (b *bench) start(n int) (all []process) {
 	for range n {
 		cmd := exec.Command(must(os.Executable()))
-		cmd.Env = append(os.Environ(), processVar+"="+string(must(json.Marshal(s))))
+		cmd.Env = append(os.Environ(), workerVar+"=1")
 		cmd.Stderr = os.Stderr
 		cmd.ExtraFiles = []*os.File{b.sharedFile}
-		conn := pipes{must(cmd.StdoutPipe()), must(cmd.StdinPipe())}
+		pipes := conn{must(cmd.StdoutPipe()), must(cmd.StdinPipe())}
 		check(startChild(cmd))
-		ps.all = append(ps.all, &process{rpc.NewClient(conn), cmd})
+		b.cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		all = append(all, process{rpc.NewClient(pipes), cmd.Process})
 	}
-	return ps
+	return all
+}
+
+// startLocks starts n processes of each of some locks.
+func (b *bench) startLocks(n int, t target, names ...string) table {
+	all := newTable(names...)
+	for _, r := range all {
+		r.processes = b.start(n)
+		if _, err := b.ask(r.processes, "Open", Job{Name: r.name, Target: t, For: 20 * time.Second})(); err != nil {
+			r.remark = err.Error()
+		}
+	}
+	return all
 }
 
 // grace is how long a process may take to answer after its job has ended.
 const grace = 3 * time.Second
 
-// pending is a job that some processes have been asked for. The slots of answers belong to the calls.
-type pending[T any] struct {
-	*processes
-	calls   []*rpc.Call
-	answers []T
-	timeout time.Duration
-}
-
-// begin asks some of the processes for a job.
-func begin[T any](ps *processes, some []*process, method string, j Job) *pending[T] {
-	p := &pending[T]{ps, make([]*rpc.Call, len(some)), make([]T, len(some)), j.For + 2*grace}
-	for i, one := range some {
-		p.calls[i] = one.Go("Worker."+method, j, &p.answers[i], make(chan *rpc.Call, 1))
+// ask asks processes for a job, and returns how to wait for their answers.
+func (b *bench) ask(processes []process, method string, j Job) (wait func() ([]Answer, error)) {
+	answers := make([]Answer, len(processes))
+	done := make(chan *rpc.Call, len(processes))
+	for i, p := range processes {
+		p.Go("Worker."+method, j, &answers[i], done)
 	}
-	return p
+	return func() ([]Answer, error) {
+		for range processes {
+			call, err := receive(b.ctx, done, j.For+2*grace, "no answer")
+			if err != nil {
+				return nil, err
+			}
+			if call.Error != nil {
+				return nil, call.Error
+			}
+		}
+		return answers, nil
+	}
 }
 
-// wait returns the answers, or nothing but zeros if one fails: see err.
-func (p *pending[T]) wait(b *bench) []T {
-	timeout := time.NewTimer(p.timeout)
-	defer timeout.Stop()
-	for _, c := range p.calls {
-		var err error
-		select {
-		case call := <-c.Done:
-			err = call.Error
-		case <-timeout.C:
-			err = fmt.Errorf("hangs: no answer within %v", p.timeout)
-		case <-b.ctx.Done():
-			err = b.ctx.Err()
-		}
-		if err != nil {
-			p.fail(err)
-			return make([]T, len(p.calls))
+// until waits for another process.
+func until(ready func() bool) {
+	for end := time.Now().Add(grace); !ready(); time.Sleep(200 * time.Microsecond) {
+		if time.Now().After(end) {
+			check(fmt.Errorf("hangs: the other process is not ready within %v", grace))
 		}
 	}
-	return p.answers
 }
 
-// ask asks some of the processes, unless one has failed.
-func ask[T any](b *bench, ps *processes, some []*process, method string, j Job) []T {
-	if ps.err != nil {
-		return make([]T, len(some))
-	}
-	return begin[T](ps, some, method, j).wait(b)
+// shared is memory that all processes of a run share: they check one another without Redis.
+type shared struct {
+	inside   atomic.Int64 // who is in the section now
+	overlaps atomic.Int64 // entries that met somebody inside
+	_        [48]byte     // the rest is not in that cache line
+
+	// Of hand-offs, which are counted from 1.
+	held     atomic.Int64 // the giver holds the key of this one
+	waiting  atomic.Int64 // the taker asks for it
+	released atomic.Int64 // when the giver began to release, in ns of monotonic
+	taken    atomic.Int64 // the taker had it, and released it
 }
 
-// stop ends the processes, and waits for them.
-func (ps *processes) stop() {
-	for _, p := range ps.all {
-		_ = p.Close()
-	}
-	for _, p := range ps.all {
-		killer := time.AfterFunc(2*time.Second, func() { _ = p.cmd.Process.Kill() })
-		_ = p.cmd.Wait()
-		killer.Stop()
-	}
-	ps.all = nil
+// sharedFD is the file in a worker process.
+const sharedFD = 3
+
+// newShared returns the memory, in a file that no folder has.
+func newShared() (*os.File, *shared) {
+	f := must(os.CreateTemp("", "perkey-bench-"))
+	check(os.Remove(f.Name()))
+	check(f.Truncate(int64(unsafe.Sizeof(shared{}))))
+	return f, must(mapShared(f))
 }
 
-// Usage is what a worker process has used.
-type Usage struct {
-	CPU        time.Duration
-	Heap       uint64 // after a collection, if the job counts
-	Goroutines int
+// mapShared maps a file. It stays mapped until the process ends.
+func mapShared(f *os.File) (*shared, error) {
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(unsafe.Sizeof(shared{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("share memory: %w", err)
+	}
+	return (*shared)(unsafe.Pointer(&mem[0])), nil
 }
 
-// Usage makes room for as many leases as the job counts, so that its own memory is not taken for theirs.
-func (w *Worker) Usage(j Job, u *Usage) error { //nolint:unparam // net/rpc wants an error
-	if w.leases == nil && j.Count > 0 {
-		w.leases = make([]lease, 0, j.Count)
-		w.keys = make([]string, j.Count)
-		for i := range w.keys {
-			w.keys[i] = fmt.Sprintf("%s:%d", w.Name, i)
-		}
+func (s *shared) reset() {
+	for _, word := range []*atomic.Int64{&s.inside, &s.overlaps, &s.held, &s.waiting, &s.released, &s.taken} {
+		word.Store(0)
 	}
-	u.CPU, u.Goroutines = cpuTime(), runtime.NumGoroutine()
-	if j.Count > 0 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.GC() // what was in pools
-		runtime.ReadMemStats(&m)
-		u.Heap = m.HeapAlloc
+}
+
+func (s *shared) enter() {
+	if s.inside.Add(1) != 1 {
+		s.overlaps.Add(1)
 	}
-	return nil
+}
+
+func (s *shared) leave() { s.inside.Add(-1) }
+
+// checkOverlaps fails the run if two had one key.
+func (s *shared) checkOverlaps(name string) {
+	if n := s.overlaps.Load(); n > 0 {
+		check(fmt.Errorf("%s let %d in while another was inside", name, n))
+	}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -13,6 +15,153 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 )
+
+// queue is a delay queue that is measured. It is safe for concurrent use.
+type queue interface {
+	Enqueue(ctx context.Context, m queued) error
+	// Work gives messages to handle, as many at once as there are queueWorkers,
+	// until stop, which waits for them.
+	Work(handle func(number int)) (stop func() error, err error)
+	Close() error
+}
+
+// queued is a message, which is small, and nothing but numbered.
+type queued struct {
+	number int
+	key    string // its lock; of perkey alone
+	delay  time.Duration
+}
+
+const (
+	queueWorkers = 16 // producers, and handlers
+	messageSize  = 64
+	claimLease   = 30 * time.Second // asynq's, which cannot be set
+)
+
+func (m queued) payload() []byte {
+	return binary.BigEndian.AppendUint64(make([]byte, 0, messageSize), uint64(m.number))[:messageSize]
+}
+
+func numberOf(payload []byte) int { return int(binary.BigEndian.Uint64(payload)) }
+
+// queues by the names of their rows. A target's lease is a claim's.
+var queues = map[string]func(t target, name string) (queue, error){
+	"raw":         newRawQueue,
+	"asynq":       newAsynq(0),
+	"asynq-100ms": newAsynq(100 * time.Millisecond),
+	"perkey":      newPerkeyQueue,
+}
+
+// openQueue opens an empty queue, of which nothing is left when the scenario ends.
+func (b *bench) openQueue(implementation, name string, lease time.Duration) queue {
+	q := must(queues[implementation](target{Addr: b.server.addr, Lease: lease}, prefix+name))
+	b.cleanup(func() { _ = q.Close() })
+	b.cleanup(func() { _ = b.server.clear(keysOf(name)) })
+	check(b.server.clear(keysOf(name)))
+	return q
+}
+
+const prefix = "bench-" // of queues' names
+
+// keysOf is the pattern of all that a queue has in Redis.
+func keysOf(name string) string { return "*{" + prefix + name + "}*" }
+
+// openQueues opens one of each of some implementations, and names it after its row.
+func (b *bench) openQueues(names ...string) table {
+	all := newTable(names...)
+	for _, r := range all {
+		r.queue = b.openQueue(r.name, r.name, claimLease)
+	}
+	return all
+}
+
+// work has a queue worked on until the scenario ends.
+func (b *bench) work(q queue, handle func(number int)) {
+	stop := must(q.Work(handle))
+	b.cleanup(func() { _ = stop() })
+}
+
+// rawClaims is how many messages the floor claims at once.
+const rawClaims = 256
+
+// rawQueue is the floor: what a team writes by hand that knows Redis. A sorted
+// set of ids, a hash of payloads, and a script that claims a batch; the end of one
+// batch and the claim of the next share a round trip. It polls. No retries, no
+// order, no tokens: a late worker ends what another one has claimed since, and a
+// message waits for the slowest of its batch.
+type rawQueue struct {
+	*redis.Client
+	due, payloads string
+	lease         time.Duration
+}
+
+func newRawQueue(t target, name string) (queue, error) {
+	prefix := "raw:{" + name + "}:"
+	q := &rawQueue{t.client(), prefix + "due", prefix + "payloads", t.Lease}
+	return q, claimScript.Load(context.Background(), q.Client).Err() // a pipeline cannot try again
+}
+
+func (q *rawQueue) Enqueue(ctx context.Context, m queued) error {
+	id := rand.Text()
+	pipe := q.Pipeline()
+	pipe.HSet(ctx, q.payloads, id, m.payload())
+	pipe.ZAdd(ctx, q.due, redis.Z{Score: float64(time.Now().Add(m.delay).UnixMilli()), Member: id})
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
+func (q *rawQueue) Work(handle func(int)) (func() error, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- q.work(ctx, handle) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}, nil
+}
+
+func (q *rawQueue) work(ctx context.Context, handle func(int)) error {
+	var done []string
+	for ctx.Err() == nil {
+		ids, payloads, err := q.claim(done, rawClaims)
+		if err != nil {
+			return err
+		}
+		if done = ids; len(ids) == 0 {
+			_ = pause(ctx, pollEvery)
+		}
+		_ = together(min(queueWorkers, len(payloads)), func(worker int) error {
+			for i := worker; i < len(payloads); i += queueWorkers {
+				handle(numberOf([]byte(payloads[i])))
+			}
+			return nil
+		})
+	}
+	_, _, err := q.claim(done, 0)
+	return err
+}
+
+// claim ends what is done, and claims up to n more.
+func (q *rawQueue) claim(done []string, n int) (ids, payloads []string, err error) {
+	ctx := context.Background()
+	pipe := q.Pipeline()
+	if len(done) > 0 {
+		pipe.ZRem(ctx, q.due, done)
+		pipe.HDel(ctx, q.payloads, done...)
+	}
+	claim := claimScript.EvalSha(ctx, pipe, []string{q.due, q.payloads}, n, q.lease.Milliseconds())
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, nil, err
+	}
+	reply, err := claim.Slice()
+	if err != nil || len(reply) == 0 {
+		return nil, nil, err
+	}
+	for i, id := range reply[0].([]any) {
+		ids, payloads = append(ids, id.(string)), append(payloads, reply[1].([]any)[i].(string))
+	}
+	return ids, payloads, nil
+}
 
 // perkeyQueue keeps the queue's defaults, such as a record of what is done for
 // an hour; but for its depth, which must not end a run.
@@ -33,12 +182,10 @@ func newPerkeyQueue(t target, name string) (queue, error) {
 		return nil, err
 	}
 	l, err := core.New(rdb, core.WithTTL(leaseTime))
-	return &perkeyQueue{rdb, q, l, t.lease}, err
+	return &perkeyQueue{rdb, q, l, t.Lease}, err
 }
 
 func (q *perkeyQueue) Close() error { return errors.Join(q.locker.Close(), q.rdb.Close()) }
-
-func (q *perkeyQueue) Keys() string { return "perkey:queue:{" + q.queue.Name() + "}:*" }
 
 func (q *perkeyQueue) Enqueue(ctx context.Context, m queued) error {
 	_, err := q.queue.Enqueue(ctx, delayqueue.Job{Key: m.key, Name: "bench", Payload: m.payload(), Delay: m.delay})
@@ -79,8 +226,6 @@ func newAsynq(check time.Duration) func(target, string) (queue, error) {
 		return &asynqQueue{rdb, asynq.NewClientFromRedisClient(rdb), name, check}, nil
 	}
 }
-
-func (a *asynqQueue) Keys() string { return "asynq:{" + a.name + "}:*" }
 
 func (a *asynqQueue) Enqueue(ctx context.Context, m queued) error {
 	opts := []asynq.Option{asynq.Queue(a.name)}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -31,26 +32,17 @@ func (b *bench) openServer(addr string) *server {
 	}
 	s.admin = redis.NewClient(&redis.Options{Addr: s.addr})
 	b.cleanup(func() { _ = s.admin.Close() })
-	// It may be starting.
-	for end := time.Now().Add(10 * time.Second); s.admin.Ping(b.ctx).Err() != nil && time.Now().Before(end); {
-		check(pause(b.ctx, 20*time.Millisecond))
-	}
-	info, err := s.admin.InfoMap(b.ctx, "server").Result()
-	check(err)
-	s.version = info["Server"]["redis_version"]
+	until(func() bool { return s.admin.Ping(b.ctx).Err() == nil }) // it may be starting
+	s.version = must(s.admin.InfoMap(b.ctx, "server").Result())["Server"]["redis_version"]
 	return s
 }
 
 func (s *server) start(b *bench) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	check(err)
+	ln := must(net.Listen("tcp", "127.0.0.1:0"))
 	s.addr = ln.Addr().String()
 	_, port, _ := net.SplitHostPort(s.addr)
 	_ = ln.Close()
-	dir := must(os.MkdirTemp("", "perkey-bench-"))
-	b.cleanup(func() { _ = os.RemoveAll(dir) })
-	cmd := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", dir,
-		"--save", "", "--appendonly", "no", "--logfile", "redis.log")
+	cmd := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", os.TempDir(), "--save", "", "--appendonly", "no")
 	check(startChild(cmd))
 	s.process = cmd.Process
 	b.cleanup(func() {
@@ -60,70 +52,56 @@ func (s *server) start(b *bench) {
 }
 
 // clear deletes the keys of that pattern.
-func (s *server) clear(ctx context.Context, pattern string) error {
+func (s *server) clear(pattern string) error {
+	ctx := context.Background() // also when the run has been ended
 	for cursor := uint64(0); ; {
 		keys, next, err := s.admin.Scan(ctx, cursor, pattern, 5000).Result()
 		if err == nil && len(keys) > 0 {
 			err = s.admin.Unlink(ctx, keys...).Err()
 		}
-		if err != nil {
-			return fmt.Errorf("clear %s: %w", pattern, err)
-		}
-		if cursor = next; cursor == 0 {
-			return nil
+		if cursor = next; err != nil || cursor == 0 {
+			return err
 		}
 	}
 }
 
-// counts is how many commands the server ran, those that a script called among them.
-type counts struct{ commands, scripts, pings int }
-
-// counts does not count INFO.
-func (s *server) counts(ctx context.Context) (c counts) {
+// calls counts the commands that the server ran, but for PING, which idle connections send, and INFO.
+func (s *server) calls(ctx context.Context) values {
+	all := values{scripts: 0, commands: 0}
 	for stat, text := range must(s.admin.InfoMap(ctx, "commandstats").Result())["Commandstats"] {
 		// cmdstat_evalsha: calls=12,usec=...
 		number, _, _ := strings.Cut(strings.TrimPrefix(text, "calls="), ",")
-		n := must(strconv.Atoi(number))
+		n := must(strconv.ParseFloat(number, 64))
 		switch stat {
-		case "cmdstat_info":
+		case "cmdstat_info", "cmdstat_ping":
 			continue
 		case "cmdstat_eval", "cmdstat_evalsha":
-			c.scripts += n
-		case "cmdstat_ping":
-			c.pings += n
+			all[scripts] += n
 		}
-		c.commands += n
+		all[commands] += n
 	}
-	return c
-}
-
-// add adds what was called between before and after.
-func (c *counts) add(before, after counts) {
-	c.commands += after.commands - before.commands
-	c.scripts += after.scripts - before.scripts
-	c.pings += after.pings - before.pings
+	return all
 }
 
 // cpu is how much CPU time the server's main thread has used.
-func (s *server) cpu(ctx context.Context) time.Duration {
+func (s *server) cpu(ctx context.Context) (total time.Duration) {
 	info := must(s.admin.InfoMap(ctx, "cpu").Result())["CPU"]
-	sys, err := strconv.ParseFloat(cmp.Or(info["used_cpu_sys_main_thread"], "0"), 64)
-	check(err)
-	user, err := strconv.ParseFloat(cmp.Or(info["used_cpu_user_main_thread"], "0"), 64)
-	check(err)
-	return time.Duration((sys + user) * float64(time.Second))
+	for _, name := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
+		total += must(time.ParseDuration(cmp.Or(info[name], "0") + "s"))
+	}
+	return total
 }
 
-// What monitor sees.
-const (
-	sent      figure = "commands sent/s" // by clients, scripts among them
-	sentEval  figure = "scripts among them/s"
-	inScripts figure = "commands in scripts/s"
+// What monitor sees, per second.
+var (
+	sent      = figure{name: "commands sent/s", digits: 1} // by clients
+	inScripts = figure{name: "commands in scripts/s", digits: 1}
+	allCalls  = figure{name: "commands/s", digits: 1}
 )
 
 // monitor watches for d. It asks for every command, which INFO cannot tell from those that scripts call; that slows
 // Redis down, and suits a Redis that is not busy.
-func (s *server) monitor(d time.Duration) (map[figure]float64, error) {
+func (s *server) monitor(d time.Duration) (values, error) {
 	conn, err := net.Dial("tcp", s.addr)
 	if err != nil {
 		return nil, fmt.Errorf("monitor Redis: %w", err)
@@ -135,27 +113,78 @@ func (s *server) monitor(d time.Duration) (map[figure]float64, error) {
 		return nil, fmt.Errorf("monitor Redis: %w", cmp.Or(err, lines.Err()))
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(d))
-	seen := map[figure]float64{}
+	seen := values{}
 	for lines.Scan() { // until the time is up
 		// +1339518083.107412 [0 127.0.0.1:60866] "evalsha" "..."
-		client, command, _ := strings.Cut(lines.Text(), "] ")
-		switch {
-		case strings.HasSuffix(client, " lua"):
-			seen[inScripts] += 1 / d.Seconds()
-			continue
-		case strings.HasPrefix(strings.ToLower(command), `"eval`):
-			seen[sentEval] += 1 / d.Seconds()
+		kind := sent
+		if client, _, _ := strings.Cut(lines.Text(), "] "); strings.HasSuffix(client, " lua") {
+			kind = inScripts
 		}
-		seen[sent] += 1 / d.Seconds()
+		seen[kind] += 1 / d.Seconds()
+		seen[allCalls] += 1 / d.Seconds()
 	}
 	return seen, nil
 }
 
-// printTraffic prints a table of what monitor saw.
-func (all results) printTraffic(title string) {
-	var columns []column
-	for _, f := range []figure{sent, sentEval, inScripts} {
-		columns = append(columns, col(string(f), f, decimals(1)))
+// chunk is bytes on their way. No bytes: the sender has closed.
+type chunk struct {
+	due   time.Duration
+	to    net.Conn
+	bytes []byte
+}
+
+// farFrom is the address of a TCP proxy that is far from target until the program ends: whatever passes it, either way,
+// arrives that late. Order is kept and nothing else waits: many requests can be on their way.
+func (b *bench) farFrom(target string, oneWay time.Duration) string {
+	ln := must(net.Listen("tcp", "127.0.0.1:0"))
+	b.cleanup(func() { _ = ln.Close() })
+	chunks := make(chan chunk, 1<<16)
+	go deliver(chunks)
+	go func() {
+		for {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			go carry(client, server, oneWay, chunks)
+			go carry(server, client, oneWay, chunks)
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// carry takes what from sends until it ends.
+func carry(from, to net.Conn, oneWay time.Duration, chunks chan<- chunk) {
+	for {
+		buf := make([]byte, 16<<10)
+		n, err := from.Read(buf)
+		due := monotonic() + oneWay
+		if n > 0 {
+			chunks <- chunk{due, to, buf[:n]}
+		}
+		if err != nil {
+			_ = from.Close()
+			chunks <- chunk{due: due, to: to}
+			return
+		}
 	}
-	all.print(title, columns...)
+}
+
+// deliver is the only one that sleeps. All chunks travel equally long, so that
+// the oldest is the next.
+func deliver(chunks <-chan chunk) {
+	runtime.LockOSThread()
+	for c := range chunks {
+		sleepUntil(c.due)
+		if len(c.bytes) == 0 {
+			_ = c.to.Close()
+			continue
+		}
+		_, _ = c.to.Write(c.bytes)
+	}
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
 	"syscall"
@@ -20,9 +18,17 @@ func startChild(cmd *exec.Cmd) error {
 }
 
 // monotonic is a time that all processes agree on.
-func monotonic() time.Duration {
+func monotonic() time.Duration { return clock(unix.CLOCK_MONOTONIC) }
+
+// cpuTime is what a process has used, this one if pid is 0.
+func cpuTime(pid int) time.Duration {
+	const ofAllThreads = 2 // see clock_getcpuclockid(3)
+	return clock(int32(^pid<<3 | ofAllThreads))
+}
+
+func clock(id int32) time.Duration {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	_ = unix.ClockGettime(id, &now)
 	return time.Duration(now.Nano())
 }
 
@@ -37,38 +43,14 @@ func sleepUntil(t time.Duration) {
 	}
 }
 
-// cpuTime is what this process has used.
-func cpuTime() time.Duration {
-	var use unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &use)
-	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
-}
-
 // allowedCPUs lists the CPUs that this process may run on.
-func allowedCPUs() (cpus []int) {
+func allowedCPUs() (cpus []string) {
 	var set unix.CPUSet
 	_ = unix.SchedGetaffinity(0, &set)
 	for cpu := range 64 * len(set) {
 		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
+			cpus = append(cpus, strconv.Itoa(cpu))
 		}
 	}
 	return cpus
-}
-
-// pin binds the threads of a process to CPUs. Threads that start later are bound as those that start them.
-func pin(pid int, cpus []int) error {
-	var set unix.CPUSet
-	for _, cpu := range cpus {
-		set.Set(cpu)
-	}
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	for _, thread := range threads {
-		id, _ := strconv.Atoi(thread.Name())
-		// A thread that ended meanwhile needs no CPU.
-		if e := unix.SchedSetaffinity(id, &set); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("bind a thread to CPUs %v: %w", cpus, e))
-		}
-	}
-	return err
 }

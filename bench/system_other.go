@@ -16,8 +16,6 @@ func monotonic() time.Duration { return time.Duration(time.Now().UnixNano()) }
 
 func sleepUntil(t time.Duration) { time.Sleep(t - monotonic()) }
 
-func cpuTime() time.Duration { return 0 }
+func cpuTime(int) time.Duration { return 0 }
 
-func allowedCPUs() []int { return nil }
-
-func pin(int, []int) error { return errors.ErrUnsupported }
+func allowedCPUs() []string { return nil }

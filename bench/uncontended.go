@@ -2,53 +2,55 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// pinning says which CPUs the program and its redis-server run on.
+// pinning says which CPU the program and which its redis-server runs on.
 type pinning struct {
 	name           string
-	client, server []int   // empty: wherever the kernel puts them
-	limit          float64 // of perkey's p50, times raw's; 0: no bar is on it
+	client, server string  // as taskset has them; empty: wherever the kernel puts them
+	limit          float64 // of perkey's p50, times raw's
 }
 
 // pinnings for what one goroutine does. Together on one core every instruction
-// of the client counts, since Redis waits for it; a core each is as over a network.
-//
-// Left alone the kernel keeps the two on one core, which is the fastest, as long
-// as the client uses one thread; who wakes a second one, by handing work from
-// goroutine to goroutine, is moved apart from Redis and takes twice as long. That depends on
-// what else the machine does, so it is shown, and no bar is on it.
+// of the client counts, since Redis waits for it; a core each is as over a network. Left alone
+// the kernel chooses by what else the machine does.
 func (b *bench) pinnings() []pinning {
 	cpus := allowedCPUs()
 	if b.server.process == nil || len(cpus) < 2 {
-		return []pinning{{name: "not pinned", limit: 1.25}}
+		return []pinning{{"not pinned", "", "", 1.25}}
 	}
 	return []pinning{
-		{"client and server on one core", cpus[:1], cpus[:1], 1.25},
-		{"client and server on a core each", cpus[:1], cpus[1:2], 1.1},
-		{name: "not pinned"},
-	}[:scale(b, 3, 2)]
+		{"client and server on one core", cpus[0], cpus[0], 1.25},
+		{"client and server on a core each", cpus[0], cpus[1], 1.1},
+	}
 }
 
 // pinned runs f under a pinning.
 func (b *bench) pinned(p pinning, f func()) {
-	if len(p.client) > 0 {
-		all := allowedCPUs()
-		procs := runtime.GOMAXPROCS(len(p.client)) // as the runtime chooses on so many CPUs
+	if p.client != "" {
+		all := strings.Join(allowedCPUs(), ",")
+		procs := runtime.GOMAXPROCS(1) // as the runtime chooses on one CPU
 		defer func() {
 			runtime.GOMAXPROCS(procs)
 			_, _ = pin(os.Getpid(), all), pin(b.server.process.Pid, all)
 		}()
-		check(pin(os.Getpid(), p.client))
-		check(pin(b.server.process.Pid, p.server))
+		check(errors.Join(pin(os.Getpid(), p.client), pin(b.server.process.Pid, p.server)))
 	}
 	f()
+}
+
+// pin binds all threads of a process to CPUs. Threads that start later are bound as those that start them.
+func pin(pid int, cpus string) error {
+	return exec.Command("taskset", "-a", "-c", "-p", cpus, strconv.Itoa(pid)).Run()
 }
 
 // roundTrips prints how long a round trip takes under each pinning, which the figures hold for.
@@ -63,7 +65,7 @@ func roundTrips(b *bench) {
 			}
 		})
 		slices.Sort(took)
-		fmt.Printf("a round trip of PING, %s: %s\n", p.name, brief(float64(took[len(took)/2])))
+		fmt.Printf("a round trip of PING, %s: %s\n", p.name, duration(float64(took[len(took)/2])))
 	}
 }
 
@@ -75,62 +77,60 @@ func uncontended(b *bench) {
 	defer cancel()
 	for _, p := range b.pinnings() {
 		b.pinned(p, func() {
-			check(b.run("background ctx", func(b *bench) { b.uncontended(context.Background(), p, "background ctx") }))
-			check(b.run("cancellable ctx", func(b *bench) { b.uncontended(cancellable, p, "cancellable ctx") }))
+			check(b.run(p.name, func(b *bench) { b.uncontended(context.Background(), p, "background ctx") }))
+			check(b.run(p.name, func(b *bench) { b.uncontended(cancellable, p, "cancellable ctx") }))
 		})
 	}
 	b.scriptsEachWay()
 }
 
 func (b *bench) uncontended(ctx context.Context, p pinning, variant string) {
-	var entries []entry
-	for _, name := range []string{"raw", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey", "perkey-try"} {
-		l, keys, n := b.openLock(name, 1), newGuarded(64, "uncontended"), 0
-		entries = append(entries, entry{name, func(context.Context, int) error {
+	all := newTable("raw", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
+	for _, r := range all {
+		l, sections, n := b.openLock(r.name, 1), newSections(64, "uncontended"), 0
+		r.op = func(context.Context, int) error {
 			n++
-			return pair(ctx, l, &keys[n%len(keys)])
-		}})
+			return sections[n%len(sections)].pass(ctx, l)
+		}
 	}
-	all := b.measure(entries, sizes{workers: 1, turns: scale(b, 20, 4), ops: scale(b, 250, 100)})
-	all.printOps("uncontended acquire+release pair, 1 goroutine, "+p.name+", "+variant, "raw")
-	if p.limit > 0 {
-		what := "uncontended, " + p.name + ", " + variant
-		perkey, raw := all.find("perkey"), all.find("raw")
-		b.atMost(what+", p50 × raw", perkey.ratio(raw, p50), p.limit, durations(perkey, raw, p50))
-		// What is left over is the turn's own.
-		b.atMost(what+", allocations", math.Round(perkey.median(allocs)), 22)
-	}
+	b.measure(all, size{workers: 1, turns: scale(b, 20, 4), ops: scale(b, 250, 100)})
+	title := "uncontended pair, 1 goroutine, " + p.name + ", " + variant
+	all.printOps(title, "raw")
+	b.require(title, all, atMost("perkey", p50.over("raw"), p.limit), atMost("perkey", allocs, 22))
 }
 
 // scriptsEachWay counts perkey's scripts for one acquire and one release.
 func (b *bench) scriptsEachWay() {
-	l, keys := b.openLock("perkey", 1), newGuarded(100, "each-way")
-	taken := make([]lease, len(keys))
+	l, sections := b.openLock("perkey", 1), newSections(100, "each-way")
+	taken := make([]lease, len(sections))
 	// The first lease starts the subscription, whose checks are scripts: one or two, then one in 2.5 s.
-	check(pair(b.ctx, l, &keys[0]))
+	check(sections[0].pass(b.ctx, l))
 	check(pause(b.ctx, 200*time.Millisecond))
-	each := func(do func(i int)) float64 {
-		s := sample{ops: len(keys)}
+	ways := map[string]func(i int){
+		"to acquire": func(i int) { taken[i] = must(l.Acquire(b.ctx, sections[i].key)) },
+		"to release": func(i int) { check(taken[i].Release(b.ctx)) },
+	}
+	for _, way := range []string{"to acquire", "to release"} {
+		s := sample{ops: len(sections)}
 		s.watch(b, func() {
-			for i := range keys {
-				do(i)
+			for i := range sections {
+				ways[way](i)
 			}
 		})
-		return s.figures()[scripts]
+		b.require("uncontended, "+way, table{{name: "perkey", rounds: []values{s.values()}}}, atMost("perkey", scripts, 1))
 	}
-	b.atMost("uncontended, scripts to acquire", each(func(i int) { taken[i] = must(l.Acquire(b.ctx, keys[i].key)) }), 1)
-	b.atMost("uncontended, scripts to release", each(func(i int) { check(taken[i].Release(b.ctx)) }), 1)
 }
 
 // distinct is 64 goroutines that never want the same key: what concurrent calls
 // can gain by going to Redis together.
 func distinct(b *bench) {
 	const workers = 64
-	var entries []entry
+	var all table
 	for _, name := range []string{"raw", "group", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey"} {
-		entries = append(entries, pairs(name, b.openLock(name, workers), workers))
+		all = append(all, pairs(name, b.openLock(name, workers), workers))
 	}
-	all := b.measure(entries, sizes{workers, scale(b, 20, 2), 25})
-	all.printOps("uncontended, 64 goroutines, distinct keys", "raw")
-	b.atLeast("uncontended, 64 goroutines, throughput × raw", all.find("perkey").ratio(all.find("raw"), perSecond), 1.4)
+	b.measure(all, size{workers, scale(b, 20, 2), 25})
+	const title = "uncontended, 64 goroutines, distinct keys"
+	all.printOps(title, "raw")
+	b.require(title, all, atLeast("perkey", perSecond.over("raw"), 1.4))
 }

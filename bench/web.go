@@ -16,85 +16,91 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// framework is one that services are built with. Each way of guarding it has a handler
-// that serves POST /orders/{id} behind the guard.
-type framework struct {
-	name   string
-	byHand func(l lock, visit visitor) http.Handler // the middleware that a team writes around a lock
-	perKey func(guard *core.Guard, visit visitor) (http.Handler, error)
-	plain  func(visit visitor) http.Handler // without a guard
-	// beside is a service whose configuration guards other routes.
-	beside func(routes httplock.Routes, visit visitor) http.Handler
+// frameworks that services are built with. Each serves POST /orders/{id} behind a guard.
+var frameworks = []struct {
+	name  string
+	serve func(g guard, visit func(order string)) http.Handler
+}{
+	{"net/http", serveNetHTTP},
+	{"gin", serveGin},
+	{"echo", serveEcho},
 }
 
-// visitor is what the route does, for an order.
-type visitor func(id string) error
+// guard is how the route is guarded. It has one of these, or none.
+type guard struct {
+	lock   lock            // in the middleware that a team writes
+	perkey *core.Guard     // in perkey's
+	routes httplock.Routes // perkey's configuration has others, and not this one
+}
 
-// others are guarded routes that nobody asks for.
-type others struct{}
+// byHand is what the middleware of a team does around the handler.
+func (g guard) byHand(ctx context.Context, order string, handler func()) (ok bool) {
+	h, err := g.lock.Acquire(ctx, "order:"+order)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = h.Release(context.WithoutCancel(ctx)) }()
+	handler()
+	return true
+}
 
-func (others) Route(string, string) (httplock.Route, bool) { return httplock.Route{}, false }
+// noRoutes has no route.
+type noRoutes struct{}
+
+func (noRoutes) Route(string, string) (httplock.Route, bool) { return httplock.Route{}, false }
 
 // web is the price of a guarded route as its clients see it, over loopback connections
 // that stay open. No two requests at a time have the same key.
 func web(b *bench) {
-	for _, f := range []framework{netHTTP, ginFramework, echoFramework} {
+	for _, f := range frameworks {
 		for _, connections := range []int{1, 32} {
-			check(b.run(f.name, func(b *bench) { b.web(f, connections) }))
+			check(b.run(f.name, func(b *bench) {
+				title := fmt.Sprintf("%s, distinct keys, connections: %d", f.name, connections)
+				all := newTable("raw", "group", "redislock", "perkey", "unguarded", "beside guarded routes")
+				for _, r := range all {
+					var g guard
+					switch r.name {
+					case "unguarded":
+					case "perkey":
+						g.perkey = b.openPerkey().Guard(core.RejectConflicts)
+					case "beside guarded routes":
+						g.routes = noRoutes{}
+					default:
+						g.lock = b.openLock(r.name, connections)
+					}
+					r.op = b.requests(connections, func(visit func(order string)) http.Handler { return f.serve(g, visit) })
+				}
+				b.measure(all, size{connections, scale(b, 20, 3), max(20, 250/connections)})
+				all.printOps(title, "raw")
+				if connections == 1 {
+					b.require(title, all, atMost("perkey", p50.over("raw"), 1.2))
+					return
+				}
+				b.require(title, all, atLeast("beside guarded routes", perSecond.over("unguarded"), 0.9),
+					atLeast("perkey", perSecond.over("raw"), 1.25))
+			}))
 		}
 	}
 }
 
-func (b *bench) web(f framework, connections int) {
-	var entries []entry
-	add := func(way string, guard func(visit visitor) (http.Handler, error)) {
-		entries = append(entries, entry{f.name + way, b.service(connections, guard)})
+// requests serves a route until the scenario ends, and returns the request that one of its clients makes.
+func (b *bench) requests(connections int, serve func(visit func(order string)) http.Handler) func(context.Context, int) error {
+	orders := map[string]*section{}
+	for i := range connections {
+		orders[fmt.Sprint(i)] = &section{key: fmt.Sprint("order:", i)}
 	}
-	for _, name := range []string{"raw", "group", "redislock"} {
-		l := b.openLock(name, connections)
-		add("+"+name, func(visit visitor) (http.Handler, error) { return f.byHand(l, visit), nil })
-	}
-	perkeyLock := b.openLock("perkey", connections).(perkeyLock)
-	guard := perkeyLock.Guard(core.RejectConflicts)
-	add("+perkey", func(visit visitor) (http.Handler, error) { return f.perKey(guard, visit) })
-	add(" unguarded", func(visit visitor) (http.Handler, error) { return f.plain(visit), nil })
-	add(" beside", func(visit visitor) (http.Handler, error) { return f.beside(others{}, visit), nil })
-
-	title := fmt.Sprintf("%s, %d connections, distinct keys", f.name, connections)
-	if connections == 1 {
-		title = f.name + ", 1 connection"
-	}
-	all := b.measure(entries, sizes{connections, scale(b, 20, 3), max(20, 250/connections)})
-	all.printOps(title, f.name+"+raw")
-	perkey, raw := all.find(f.name+"+perkey"), all.find(f.name+"+raw")
-	if connections == 1 {
-		b.atMost(title+", p50 × "+raw.name, perkey.ratio(raw, p50), 1.2)
-		return
-	}
-	beside, plain := all.find(f.name+" beside"), all.find(f.name+" unguarded")
-	b.atLeast(title+", beside guarded routes, requests/s × unguarded", beside.ratio(plain, perSecond), 0.9)
-	b.atLeast(title+", requests/s × "+raw.name, perkey.ratio(raw, perSecond), 1.25, rates(perkey, raw))
-}
-
-// service serves a route until the scenario ends, and returns the request that one of its clients makes.
-func (b *bench) service(connections int, guard func(visit visitor) (http.Handler, error)) func(context.Context, int) error {
-	orders := newGuarded(connections, "order")
-	byID := map[string]*guarded{}
-	for i := range orders {
-		byID[fmt.Sprint(i)] = &orders[i]
-	}
-	srv := httptest.NewServer(must(guard(func(id string) error { return byID[id].visit() })))
+	srv := httptest.NewServer(serve(func(order string) {
+		if err := orders[order].visit(); err != nil {
+			panic(err) // there is no answer then
+		}
+	}))
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}}
 	b.cleanup(func() {
 		client.CloseIdleConnections()
 		srv.Close()
 	})
-	urls := make([]string, connections)
-	for i := range urls {
-		urls[i] = fmt.Sprintf("%s/orders/%d", srv.URL, i)
-	}
 	return func(ctx context.Context, worker int) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, urls[worker], http.NoBody)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("%s/orders/%d", srv.URL, worker), http.NoBody)
 		if err != nil {
 			return err
 		}
@@ -111,117 +117,71 @@ func (b *bench) service(connections int, guard func(visit visitor) (http.Handler
 	}
 }
 
-// done is what each route answers.
-const done = "paid"
-
-var netHTTP = framework{
-	name: "net/http",
-	byHand: func(l lock, visit visitor) http.Handler {
-		return mux(visit, func(next http.Handler) http.Handler {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				h, err := l.Acquire(r.Context(), "order:"+r.PathValue("id"))
-				if err != nil {
-					w.WriteHeader(http.StatusConflict)
-					return
-				}
-				defer func() { _ = h.Release(context.WithoutCancel(r.Context())) }()
-				next.ServeHTTP(w, r)
-			})
-		})
-	},
-	perKey: func(guard *core.Guard, visit visitor) (http.Handler, error) {
-		m, err := httplock.New(guard)
-		return mux(visit, func(next http.Handler) http.Handler { return m.Handler(httplock.Param("order:", "id"), next) }), err
-	},
-	plain: func(visit visitor) http.Handler {
-		return mux(visit, func(next http.Handler) http.Handler { return next })
-	},
-	beside: func(routes httplock.Routes, visit visitor) http.Handler {
-		return httplock.FromConfig(routes)(mux(visit, func(next http.Handler) http.Handler { return next }))
-	},
-}
-
-func mux(visit visitor, guard func(http.Handler) http.Handler) *http.ServeMux {
-	m := http.NewServeMux()
-	m.Handle("POST /orders/{id}", guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := visit(r.PathValue("id")); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		_, _ = w.Write([]byte(done))
-	})))
-	return m
-}
-
-var ginFramework = framework{
-	name: "gin",
-	byHand: func(l lock, visit visitor) http.Handler {
-		return ginEngine(visit, func(g *gin.Context) {
-			h, err := l.Acquire(g.Request.Context(), "order:"+g.Param("id"))
-			if err != nil {
-				g.AbortWithStatus(http.StatusConflict)
-				return
+func serveNetHTTP(g guard, visit func(order string)) http.Handler {
+	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		visit(r.PathValue("id"))
+		_, _ = w.Write([]byte("paid"))
+	})
+	switch next := h; {
+	case g.lock != nil:
+		h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !g.byHand(r.Context(), r.PathValue("id"), func() { next.ServeHTTP(w, r) }) {
+				w.WriteHeader(http.StatusConflict)
 			}
-			defer func() { _ = h.Release(context.WithoutCancel(g.Request.Context())) }()
-			g.Next()
 		})
-	},
-	perKey: func(guard *core.Guard, visit visitor) (http.Handler, error) {
-		h, err := ginlock.New(guard, ginlock.Param("order:", "id"))
-		return ginEngine(visit, h), err
-	},
-	plain: func(visit visitor) http.Handler { return ginEngine(visit) },
-	beside: func(routes httplock.Routes, visit visitor) http.Handler {
-		return ginEngine(visit, ginlock.FromConfig(routes))
-	},
+	case g.perkey != nil:
+		h = httplock.PerKey(g.perkey, httplock.Param("order:", "id"))(h)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}", h)
+	if g.routes != nil {
+		return httplock.FromConfig(g.routes)(mux)
+	}
+	return mux
 }
 
-func ginEngine(visit visitor, guard ...gin.HandlerFunc) http.Handler {
+func serveGin(g guard, visit func(order string)) http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	engine := gin.New()
-	engine.Use(guard...)
+	switch {
+	case g.lock != nil:
+		engine.Use(func(c *gin.Context) {
+			if !g.byHand(c.Request.Context(), c.Param("id"), c.Next) {
+				c.AbortWithStatus(http.StatusConflict)
+			}
+		})
+	case g.perkey != nil:
+		engine.Use(ginlock.PerKey(g.perkey, ginlock.Param("order:", "id")))
+	case g.routes != nil:
+		engine.Use(ginlock.FromConfig(g.routes))
+	}
 	engine.POST("/orders/:id", func(c *gin.Context) {
-		if err := visit(c.Param("id")); err != nil {
-			c.String(http.StatusInternalServerError, err.Error())
-			return
-		}
-		c.String(http.StatusOK, done)
+		visit(c.Param("id"))
+		c.String(http.StatusOK, "paid")
 	})
 	return engine
 }
 
-var echoFramework = framework{
-	name: "echo",
-	byHand: func(l lock, visit visitor) http.Handler {
-		return echoEngine(visit, func(next echo.HandlerFunc) echo.HandlerFunc {
-			return func(e echo.Context) error {
-				h, err := l.Acquire(e.Request().Context(), "order:"+e.Param("id"))
-				if err != nil {
-					return e.NoContent(http.StatusConflict)
+func serveEcho(g guard, visit func(order string)) http.Handler {
+	engine := echo.New()
+	switch {
+	case g.lock != nil:
+		engine.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) (err error) {
+				if !g.byHand(c.Request().Context(), c.Param("id"), func() { err = next(c) }) {
+					return c.NoContent(http.StatusConflict)
 				}
-				defer func() { _ = h.Release(context.WithoutCancel(e.Request().Context())) }()
-				return next(e)
+				return err
 			}
 		})
-	},
-	perKey: func(guard *core.Guard, visit visitor) (http.Handler, error) {
-		h, err := echolock.Config{Guard: guard, Key: echolock.Param("order:", "id")}.ToMiddleware()
-		return echoEngine(visit, h), err
-	},
-	plain: func(visit visitor) http.Handler { return echoEngine(visit) },
-	beside: func(routes httplock.Routes, visit visitor) http.Handler {
-		return echoEngine(visit, echolock.FromConfig(routes))
-	},
-}
-
-func echoEngine(visit visitor, guard ...echo.MiddlewareFunc) http.Handler {
-	engine := echo.New()
-	engine.Use(guard...)
+	case g.perkey != nil:
+		engine.Use(echolock.PerKey(g.perkey, echolock.Param("order:", "id")))
+	case g.routes != nil:
+		engine.Use(echolock.FromConfig(g.routes))
+	}
 	engine.POST("/orders/:id", func(c echo.Context) error {
-		if err := visit(c.Param("id")); err != nil {
-			return c.String(http.StatusInternalServerError, err.Error())
-		}
-		return c.String(http.StatusOK, done)
+		visit(c.Param("id"))
+		return c.String(http.StatusOK, "paid")
 	})
 	return engine
 }
