@@ -21,7 +21,7 @@ type document struct {
 	Service string `yaml:"service" pattern:"^[A-Za-z0-9._-]{1,64}$"`
 	// Which Redis. Each text may have ${NAME} in it, for an environment variable.
 	Redis redisSection `yaml:"redis,env"`
-	// Counts what this process does, and tells operators of it: see ops.StartBeacon. An empty section, {}, is enough. Default: neither.
+	// Counts what this process does, and reports it to operators: see ops.StartBeacon. An empty section, {}, is enough. Default: neither.
 	Ops *opsSection `yaml:"ops"`
 	// What holds for all guards that do not say otherwise.
 	Defaults defaultsSection `yaml:"defaults"`
@@ -101,7 +101,7 @@ type tlsSection struct {
 }
 
 type opsSection struct {
-	// How often the process tells Redis what it does. A process that was killed is known for three and a half times as long. Default: 10s.
+	// How often the process reports to Redis what it does. A process that was killed is known for three and a half times as long. Default: 10s.
 	Interval time.Duration `yaml:"interval" range:"100ms..1m"`
 }
 

@@ -18,7 +18,7 @@ func (*pointerPolicy) OnConflict(context.Context, core.Conflict) (core.Decision,
 }
 
 // What was declared and never made is an error, and no panic.
-func TestWhatWasForgottenIsAnError(t *testing.T) {
+func TestNil_WhatWasForgottenIsAnError(t *testing.T) {
 	t.Parallel()
 	var client *redis.Client
 	var cluster *redis.ClusterClient

@@ -29,7 +29,7 @@ var seldomUsed = map[string]string{
 	"ping":    "a subscription that is idle for seconds",
 }
 
-func TestTheSmallestRightsToLock(t *testing.T) {
+func TestACL_TheSmallestRightsToLock(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	wakes := liveUnder(t, rdb, redistest.Rights(t, toLock))
@@ -39,7 +39,7 @@ func TestTheSmallestRightsToLock(t *testing.T) {
 	}
 }
 
-func TestTheSmallestRightsToLockAndBeWoken(t *testing.T) {
+func TestACL_TheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := redistest.Rights(t, toLock, toBeWoken)
@@ -50,7 +50,7 @@ func TestTheSmallestRightsToLockAndBeWoken(t *testing.T) {
 }
 
 // Who may subscribe, but not publish, cannot tell whether its subscription works.
-func TestALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
+func TestACL_ALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := slices.DeleteFunc(redistest.Rights(t, toLock, toBeWoken), func(right string) bool { return right == "+publish" })
@@ -78,7 +78,7 @@ func TestALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
 	}
 }
 
-func TestTheSmallestRightsToLockOnACluster(t *testing.T) {
+func TestACL_TheSmallestRightsToLockOnACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	admin := c.Client(t)
@@ -98,7 +98,7 @@ func TestTheSmallestRightsToLockOnACluster(t *testing.T) {
 }
 
 // Each call of a locker is made, with the rights that are printed for it.
-func TestTheSmallestRightsOfEachCall(t *testing.T) {
+func TestACL_TheSmallestRightsOfEachCall(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
 	limited := func() *redis.Client {
@@ -147,7 +147,7 @@ func TestTheSmallestRightsOfEachCall(t *testing.T) {
 	}
 }
 
-func TestTheSmallestRightsOfAQuorum(t *testing.T) {
+func TestACL_TheSmallestRightsOfAQuorum(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 3)
 	locker := func() *core.Locker {

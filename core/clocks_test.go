@@ -21,7 +21,7 @@ import (
 // clocks of clients do not matter is shown from two sides: they are in nothing that
 // clients send, and it makes no difference when the server's is an hour off.
 
-func TestNothingThatAClientSendsTellsItsTime(t *testing.T) {
+func TestClocks_NothingThatAClientSendsTellsItsTime(t *testing.T) {
 	t.Parallel()
 	// Fences, which clients hand back, are of the server's clock, four days ahead.
 	server, err := embedded.Start()
@@ -79,7 +79,7 @@ func serverClock(server *embedded.Server, off time.Duration) redis.Hook {
 	})
 }
 
-func TestClocksAnHourApartBreakNoPromise(t *testing.T) {
+func TestClocks_AnHourApartBreakNoPromise(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{-time.Hour, time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {

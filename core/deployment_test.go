@@ -77,7 +77,7 @@ func keyNames(n int) []string {
 	return keys
 }
 
-func TestTheWholeLifeOfALockOnSentinelAndCluster(t *testing.T) {
+func TestDeployment_TheWholeLifeOfALockOnSentinelAndCluster(t *testing.T) {
 	t.Parallel()
 	eachDeployment(t, func(t *testing.T, d deployment) {
 		for _, protocol := range []int{2, resp3} {

@@ -10,7 +10,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestDowngradeLetsReadersInAndKeepsWritersOut(t *testing.T) {
+func TestDowngrade_LetsReadersInAndKeepsWritersOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b := newLocker(t, env), newLocker(t, env)
 		before, err := b.Acquire(t.Context(), "k")
@@ -69,7 +69,7 @@ func TestDowngradeLetsReadersInAndKeepsWritersOut(t *testing.T) {
 	})
 }
 
-func TestADowngradedLeaseIsRenewed(t *testing.T) {
+func TestDowngrade_ADowngradedLeaseIsRenewed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, other := newLocker(t, env, core.WithTTL(time.Second)), newLocker(t, env)
 		lease, err := l.Acquire(t.Context(), "k")
@@ -83,7 +83,7 @@ func TestADowngradedLeaseIsRenewed(t *testing.T) {
 	})
 }
 
-func TestALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
+func TestDowngrade_ALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, direct := throughProxy(t, env, 3)
 		lease, err := l.Acquire(t.Context(), "k")
@@ -100,7 +100,7 @@ func TestALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 
 // Whether the downgrade took place is not known: the lease goes on either way, and
 // its release leaves nothing.
-func TestADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
+func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		for _, lost := range []bool{true, false} {
 			l, proxy, direct := throughProxy(t, env, noRetries)
@@ -125,7 +125,7 @@ func TestADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 	})
 }
 
-func TestDowngradeOfALostLease(t *testing.T) {
+func TestDowngrade_OfALostLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		lease, err := l.Acquire(t.Context(), "k")
@@ -137,7 +137,7 @@ func TestDowngradeOfALostLease(t *testing.T) {
 	})
 }
 
-func TestOnlyAnExclusiveLeaseIsDowngraded(t *testing.T) {
+func TestDowngrade_OnlyAnExclusiveLeaseIsDowngraded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		counted, err := l.Acquire(t.Context(), "counted", core.Counted(2))

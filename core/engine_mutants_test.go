@@ -134,7 +134,7 @@ func buildBroken(t *testing.T) (binary string) {
 	return mutant.Build(t, all)
 }
 
-func TestMutantsOfTheEngineAreCaught(t *testing.T) {
+func TestEngine_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	binary := testEngineMutants(t, engineMutants)
 	for _, m := range testedMutants {
@@ -174,7 +174,7 @@ func testEngineMutants(t *testing.T, mutants []engineMutant) (binary string) {
 	return binary
 }
 
-func TestRoundsOfEngineMutantsFindNothingInTheEngine(t *testing.T) {
+func TestEngine_RoundsOfMutantsFindNothing(t *testing.T) {
 	t.Parallel()
 	for _, m := range engineMutants {
 		t.Run(m.name, func(t *testing.T) {

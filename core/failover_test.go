@@ -33,7 +33,7 @@ type acquireVariant struct {
 	heard bool
 }
 
-func TestAPrimaryKilledUnderLoadLosesNoWrite(t *testing.T) {
+func TestFailover_APrimaryKilledUnderLoadLosesNoWrite(t *testing.T) {
 	t.Parallel()
 	for _, variant := range acquireVariants {
 		t.Run(variant.name, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestAPrimaryKilledUnderLoadLosesNoWrite(t *testing.T) {
 	}
 }
 
-func TestAPrimaryThatComesBackUnderLoadLosesNoWrite(t *testing.T) {
+func TestFailover_APrimaryThatComesBackUnderLoadLosesNoWrite(t *testing.T) {
 	t.Parallel()
 	for _, variant := range acquireVariants {
 		t.Run(variant.name, func(t *testing.T) {
@@ -374,7 +374,7 @@ func acquireInTheEnd(ctx context.Context, l *core.Locker, key string, opts ...co
 	}
 }
 
-func TestAGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
+func TestFailover_AGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
 	t.Parallel()
 	ends := map[string]func(*redistest.Server) (back func()){
 		"killed": func(primary *redistest.Server) func() {
@@ -433,7 +433,7 @@ func testAGrantThatNoReplicaHeardOf(t *testing.T, put func(*redistest.Server) (b
 	})
 }
 
-func TestAGrantThatNoReplicaHeardOfIsRefused(t *testing.T) {
+func TestFailover_AGrantThatNoReplicaHeardOfIsRefused(t *testing.T) {
 	t.Parallel()
 	eachDeployment(t, func(t *testing.T, d deployment) {
 		ctx, record := t.Context(), core.RecordName("p", "k")

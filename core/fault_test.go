@@ -48,7 +48,7 @@ func once(words ...string) func([]byte) bool {
 
 const noRetries = -1
 
-func TestALostAcquireReplyIsAnsweredAgainWithTheSameGrant(t *testing.T) {
+func TestFault_ALostAcquireReplyIsAnsweredAgainWithTheSameGrant(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, _ := throughProxy(t, env, 3)
 		warm(t, l)
@@ -60,7 +60,7 @@ func TestALostAcquireReplyIsAnsweredAgainWithTheSameGrant(t *testing.T) {
 	})
 }
 
-func TestALostAcquireReplyLeavesNothingBehind(t *testing.T) {
+func TestFault_ALostAcquireReplyLeavesNothingBehind(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, direct := throughProxy(t, env, noRetries)
 		warm(t, l)
@@ -71,7 +71,7 @@ func TestALostAcquireReplyLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-func TestALostAcquireReplyFreesItselfWhenRedisStaysOutOfReach(t *testing.T) {
+func TestFault_ALostAcquireReplyFreesItselfWhenRedisStaysOutOfReach(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, direct := throughProxy(t, env, noRetries)
 		warm(t, l)
@@ -89,7 +89,7 @@ func TestALostAcquireReplyFreesItselfWhenRedisStaysOutOfReach(t *testing.T) {
 	})
 }
 
-func TestACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T) {
+func TestFault_ACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -114,7 +114,7 @@ func TestACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T) {
 	requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
 }
 
-func TestALostReleaseReplyIsNoLostLease(t *testing.T) {
+func TestFault_ALostReleaseReplyIsNoLostLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, direct := throughProxy(t, env, 3)
 		lease, err := l.TryAcquire(t.Context(), "k")
@@ -126,7 +126,7 @@ func TestALostReleaseReplyIsNoLostLease(t *testing.T) {
 	})
 }
 
-func TestReleaseOfALostLeaseDoesNotWaitForRedis(t *testing.T) {
+func TestRelease_OfALostLeaseDoesNotWaitForRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -142,7 +142,7 @@ func TestReleaseOfALostLeaseDoesNotWaitForRedis(t *testing.T) {
 	requireNothingLeft(t, env.Client(t), "p", promptly)
 }
 
-func TestAReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
+func TestFault_AReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var full atomic.Bool
 		rdb := env.Client(t)
@@ -160,7 +160,7 @@ func TestAReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
 	})
 }
 
-func TestReleaseWorksOnADeadCtx(t *testing.T) {
+func TestRelease_WorksOnADeadCtx(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, cancel := context.WithCancel(t.Context())
 		lease, err := newLocker(t, env).Acquire(ctx, "k")
@@ -172,7 +172,7 @@ func TestReleaseWorksOnADeadCtx(t *testing.T) {
 	})
 }
 
-func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
+func TestFault_FlushedScriptsAreLoadedAgain(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -194,7 +194,7 @@ func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
 	require.Empty(t, redistest.Keys(t, rdb, "p"))
 }
 
-func TestAFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
+func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -216,7 +216,7 @@ func TestAFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	require.Empty(t, redistest.Keys(t, rdb, "p"))
 }
 
-func TestAReadOnlyReplicaIsUnavailable(t *testing.T) {
+func TestFault_AReadOnlyReplicaIsUnavailable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -228,7 +228,7 @@ func TestAReadOnlyReplicaIsUnavailable(t *testing.T) {
 	require.ErrorContains(t, err, "READONLY")
 }
 
-func TestWhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
+func TestFault_WhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{
 		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
@@ -251,7 +251,7 @@ func TestWhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
 	}
 }
 
-func TestJunkUnderAKeyIsAnErrorNotAGrant(t *testing.T) {
+func TestFault_JunkUnderAKeyIsAnErrorNotAGrant(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
 		require.NoError(t, rdb.Set(t.Context(), env.Prefix+":lock{}:k", "junk", 0).Err())
@@ -265,7 +265,7 @@ func TestJunkUnderAKeyIsAnErrorNotAGrant(t *testing.T) {
 	})
 }
 
-func TestARedisThatIsDownAtStartIsReportedAndThenUsed(t *testing.T) {
+func TestFault_ARedisThatIsDownAtStartIsReportedAndThenUsed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
@@ -279,7 +279,7 @@ func TestARedisThatIsDownAtStartIsReportedAndThenUsed(t *testing.T) {
 	warm(t, l)
 }
 
-func TestAFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
+func TestFault_AFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var full atomic.Bool
 		rdb := env.Client(t)
@@ -300,7 +300,7 @@ func TestAFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
 	})
 }
 
-func TestAWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
+func TestFault_AWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}

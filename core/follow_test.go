@@ -26,7 +26,7 @@ var followFirst = core.WithFirstLease(3 * time.Second) // renewed after one
 
 // A primary that is cut off from the other servers goes on to answer its clients: what
 // it renews is worth nothing, and what it publishes reaches nobody who has left it.
-func TestRenewalsAndTheSubscriptionFollowEachFailover(t *testing.T) {
+func TestFailover_RenewalsAndTheSubscriptionFollowEachFailover(t *testing.T) {
 	t.Parallel()
 	testFailovers(t, 3)
 }
@@ -75,7 +75,7 @@ func testFailovers(t *testing.T, failovers int) {
 
 // A new primary that this process cannot reach, while it reaches the old one, is no reason
 // to trust what the old one renews.
-func TestAFailoverThatCannotBeFollowedIsWarnedOf(t *testing.T) {
+func TestFailover_AFailoverThatCannotBeFollowedIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	others := s.Replicas(t)
@@ -113,7 +113,7 @@ func TestAFailoverThatCannotBeFollowedIsWarnedOf(t *testing.T) {
 }
 
 // Where channels are denied nothing tells that the client has gone elsewhere.
-func TestRenewalsFollowAFailoverWithoutASubscription(t *testing.T) {
+func TestFailover_RenewalsFollowAFailoverWithoutASubscription(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	rdb := s.AppClient(t)

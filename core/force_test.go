@@ -23,7 +23,7 @@ func force(t *testing.T, l *core.Locker, key string, fence int64) bool {
 	return done
 }
 
-func TestForceReleaseTakesAKeyFromItsHolderAndServesTheNext(t *testing.T) {
+func TestForceRelease_TakesAKeyFromItsHolderAndServesTheNext(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, waiting, admin := newLocker(t, env), newSleeper(t, env), newLocker(t, env)
@@ -54,7 +54,7 @@ func TestForceReleaseTakesAKeyFromItsHolderAndServesTheNext(t *testing.T) {
 	})
 }
 
-func TestForceReleaseOfItsOwnLease(t *testing.T) {
+func TestForceRelease_OfItsOwnLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		for range 100 { // the next fence is close to the last one
@@ -70,7 +70,7 @@ func TestForceReleaseOfItsOwnLease(t *testing.T) {
 	})
 }
 
-func TestForceReleaseKnowsAHoldThatWasPassedOnByItsLaterFences(t *testing.T) {
+func TestForceRelease_KnowsAGrantThatWasHandedOverByItsLaterFences(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, admin := newLocker(t, env), newLocker(t, env)
@@ -147,7 +147,7 @@ func handedOver(t *testing.T, l, admin *core.Locker, key string) (lease *core.Le
 	}
 }
 
-func TestForceReleaseKnowsADowngradedHoldByAllOfItsFences(t *testing.T) {
+func TestForceRelease_KnowsADowngradedGrantByAllOfItsFences(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, admin := newLocker(t, env), newLocker(t, env)
@@ -195,7 +195,7 @@ func TestForceReleaseKnowsADowngradedHoldByAllOfItsFences(t *testing.T) {
 	})
 }
 
-func TestForceReleaseTakesOneOfManyHolders(t *testing.T) {
+func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, waiting, admin := newLocker(t, env), newSleeper(t, env), newLocker(t, env)
@@ -232,7 +232,7 @@ func TestForceReleaseTakesOneOfManyHolders(t *testing.T) {
 	})
 }
 
-func TestForceReleaseOfAnExpiredHolderFindsNone(t *testing.T) {
+func TestForceRelease_OfAnExpiredHolderFindsNone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		other, err := l.TryAcquire(t.Context(), "k", core.Shared())

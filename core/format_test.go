@@ -46,7 +46,7 @@ func eachNewer(t *testing.T, test func(t *testing.T, env *redistest.Env, newer a
 }
 
 // A key's record that somebody overwrites costs its holder the lease, and nobody else.
-func TestAnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
+func TestFormat_AnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const leases, overwritten = 200, 5
 		const ttl = 3 * time.Second

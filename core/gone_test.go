@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAWaiterThatGivesUpLeavesTheMiddleOfTheQueue(t *testing.T) {
+func TestModes_AWaiterThatGivesUpLeavesTheMiddleOfTheQueue(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		lease, err := newLocker(t, env).Acquire(t.Context(), "k", core.Shared())
 		require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestAWaiterThatGivesUpLeavesTheMiddleOfTheQueue(t *testing.T) {
 }
 
 // Those behind a writer that gives up may enter at once.
-func TestTheWriterThatGivesUpLetsReadersIn(t *testing.T) {
+func TestModes_TheWriterThatGivesUpLetsReadersIn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		reading, err := newLocker(t, env).Acquire(t.Context(), "k", core.Shared())
 		require.NoError(t, err)
@@ -51,7 +51,7 @@ func TestTheWriterThatGivesUpLetsReadersIn(t *testing.T) {
 	})
 }
 
-func TestALostGrantCostsAboutTheClaimSecond(t *testing.T) {
+func TestModes_ALostGrantCostsAboutTheClaimSecond(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -68,7 +68,7 @@ func TestALostGrantCostsAboutTheClaimSecond(t *testing.T) {
 }
 
 // The one behind whom a grant was lost has no more to wait for than the claim.
-func TestAGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
+func TestModes_AGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	lease, err := newLocker(t, env).Acquire(t.Context(), "k")
@@ -87,7 +87,7 @@ func TestAGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
 	require.Less(t, time.Since(start), 2500*time.Millisecond)
 }
 
-func TestDeadWaitersAreSkipped(t *testing.T) {
+func TestModes_DeadWaitersAreSkipped(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -110,7 +110,7 @@ func TestDeadWaitersAreSkipped(t *testing.T) {
 	})
 }
 
-func TestAKilledWaiterIsSkipped(t *testing.T) {
+func TestModes_AKilledWaiterIsSkipped(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	l := newLocker(t, env)

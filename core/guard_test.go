@@ -23,7 +23,7 @@ func (f policyFunc) OnConflict(ctx context.Context, c core.Conflict) (core.Decis
 	return f(ctx, c)
 }
 
-func TestGuardDoesAsThePolicyDecides(t *testing.T) {
+func TestGuard_DoesAsThePolicyDecides(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		lease, err := l.TryAcquire(t.Context(), "k")
@@ -100,7 +100,7 @@ func TestGuard_RejectConflicts(t *testing.T) {
 	})
 }
 
-func TestGuardReleasesOnEveryWayOut(t *testing.T) {
+func TestGuard_ReleasesOnEveryWayOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
 		guard := l.Guard(core.RejectConflicts)
@@ -126,7 +126,7 @@ func TestGuardReleasesOnEveryWayOut(t *testing.T) {
 	})
 }
 
-func TestAGuardThatCannotWorkSaysSo(t *testing.T) {
+func TestGuard_AGuardThatCannotWorkSaysSo(t *testing.T) {
 	t.Parallel()
 	for _, guard := range []*core.Guard{(*core.Locker)(nil).Guard(core.RejectConflicts), {}, nil} {
 		require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
@@ -180,7 +180,7 @@ func (r *recorder) lastOutcome() core.Outcome {
 	return outcomes[len(outcomes)-1]
 }
 
-func TestTheObserverIsTold(t *testing.T) {
+func TestGuard_TheObserverIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var seen recorder
 		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(time.Second))
@@ -221,7 +221,7 @@ func TestTheObserverIsTold(t *testing.T) {
 	})
 }
 
-func TestSlogObserverWarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
+func TestSlogObserver_WarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	o := core.SlogObserver(slog.New(slog.NewTextHandler(&out, nil)))

@@ -38,7 +38,7 @@ func waitFor(t *testing.T, l *core.Locker, key string, opts ...core.AcquireOptio
 	return leases
 }
 
-func TestInspectTellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
+func TestInspect_TellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, waiting, asking := newLocker(t, env), newLocker(t, env), newLocker(t, env)
@@ -90,7 +90,7 @@ func TestInspectTellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 	})
 }
 
-func TestInspectTellsTheModes(t *testing.T) {
+func TestInspect_TellsTheModes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		a, b := newLocker(t, env), newLocker(t, env, core.WithTTL(200*time.Millisecond))
@@ -134,7 +134,7 @@ func TestInspectTellsTheModes(t *testing.T) {
 	})
 }
 
-func TestAKeyWithManyHoldersIsShownInPart(t *testing.T) {
+func TestInspect_AKeyWithManyHoldersIsShownInPart(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
 		lease, err := l.TryAcquire(t.Context(), "k", core.Shared())
@@ -183,7 +183,7 @@ func listAll(t *testing.T, l *core.Locker, count int) []*core.KeyInfo {
 	return infos
 }
 
-func TestListShowsEveryKeyInUseAndNoJunk(t *testing.T) {
+func TestList_ShowsEveryKeyInUseAndNoJunk(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, rdb := t.Context(), env.Client(t)
 		env.Prefix += `*?[a]\x`
@@ -230,7 +230,7 @@ func TestListShowsEveryKeyInUseAndNoJunk(t *testing.T) {
 	})
 }
 
-func TestListGoesOverAllPrimariesOfACluster(t *testing.T) {
+func TestList_GoesOverAllPrimariesOfACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	rdb := c.Client(t)
@@ -258,7 +258,7 @@ func TestListGoesOverAllPrimariesOfACluster(t *testing.T) {
 	require.True(t, force(t, l, want[0], info.Holders[0].Fence))
 }
 
-func TestInspectionThatFailsSaysWhy(t *testing.T) {
+func TestInspect_ThatFailsSaysWhy(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	l := newLocker(t, env)

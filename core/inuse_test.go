@@ -13,7 +13,7 @@ import (
 )
 
 // For the race detector: a connection that go-redis opens may change the client's options.
-func TestALockerCanBeMadeOnAClientThatIsInUse(t *testing.T) {
+func TestLocker_ALockerCanBeMadeOnAClientThatIsInUse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		for range 20 {
 			rdb := env.Client(t)

@@ -50,7 +50,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 	})
 }
 
-func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
+func TestLease_ARenewedLeaseOutlivesItsTTL(t *testing.T) {
 	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 15 * time.Second, time.Minute} {
@@ -111,7 +111,7 @@ func TestFirstLease_AnUnconfirmedGrantFreesItselfAfterIt(t *testing.T) {
 	}
 }
 
-func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
+func TestLease_AFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		for _, d := range []time.Duration{200 * time.Millisecond, 3 * time.Second, 10 * time.Second, time.Minute} {
@@ -137,7 +137,7 @@ func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 	})
 }
 
-func TestExtendLengthensAFixedLease(t *testing.T) {
+func TestExtend_LengthensAFixedLease(t *testing.T) {
 	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
@@ -156,7 +156,7 @@ func TestExtendLengthensAFixedLease(t *testing.T) {
 	})
 }
 
-func TestLeaseContextEndsBeforeTheKeyIsFree(t *testing.T) {
+func TestLease_ContextEndsBeforeTheKeyIsFree(t *testing.T) {
 	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
@@ -172,7 +172,7 @@ func TestLeaseContextEndsBeforeTheKeyIsFree(t *testing.T) {
 	})
 }
 
-func TestReentryCostsNoRoundTrip(t *testing.T) {
+func TestReentry_CostsNoRoundTrip(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
@@ -209,7 +209,7 @@ func TestReentryCostsNoRoundTrip(t *testing.T) {
 	})
 }
 
-func TestReentryUnderALostLeaseDoesNotPass(t *testing.T) {
+func TestReentry_UnderALostLeaseDoesNotPass(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
 		err := l.Do(t.Context(), "k", func(ctx context.Context) error {
@@ -227,7 +227,7 @@ func TestReentryUnderALostLeaseDoesNotPass(t *testing.T) {
 	})
 }
 
-func TestACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
+func TestLease_ACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
 	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(time.Second))
@@ -244,7 +244,7 @@ func TestACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
 	})
 }
 
-func TestFencesGrowWhenTheServersClockIsSetBack(t *testing.T) {
+func TestFence_GrowsWhenTheServersClockIsSetBack(t *testing.T) {
 	t.Parallel()
 	m := miniredis.RunT(t)
 	now := time.Now()
@@ -267,7 +267,7 @@ func TestFencesGrowWhenTheServersClockIsSetBack(t *testing.T) {
 	require.GreaterOrEqual(t, last, now.UnixMicro())
 }
 
-func TestBadKeysAreRefusedBeforeRedis(t *testing.T) {
+func TestLease_BadKeysAreRefusedBeforeRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Embedded(t)
 	l := newLocker(t, server)
@@ -284,7 +284,7 @@ func TestBadKeysAreRefusedBeforeRedis(t *testing.T) {
 	}
 }
 
-func TestBracesInAKeyDoNotChooseItsSlot(t *testing.T) {
+func TestLease_BracesInAKeyDoNotChooseItsSlot(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--cluster-enabled", "yes")
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
@@ -297,7 +297,7 @@ func TestBracesInAKeyDoNotChooseItsSlot(t *testing.T) {
 	require.Greater(t, len(slots), 1)
 }
 
-func TestBadOptionsAreErrors(t *testing.T) {
+func TestLease_BadOptionsAreErrors(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
 	_, err := core.New(nil)
@@ -323,7 +323,7 @@ func TestBadOptionsAreErrors(t *testing.T) {
 }
 
 // A handler may serve calls that need no key beside those that do.
-func TestANilLeaseHoldsNothing(t *testing.T) {
+func TestLease_NilHoldsNothing(t *testing.T) {
 	t.Parallel()
 	lease, ok := core.LeaseFrom(t.Context())
 	require.False(t, ok)

@@ -21,7 +21,7 @@ func newLocker(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Lock
 	return l
 }
 
-func TestOneHolderPerKey(t *testing.T) {
+func TestLocker_OneHolderPerKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		a, b := newLocker(t, env), newLocker(t, env)
@@ -72,7 +72,7 @@ func (a *alone) work(ctx context.Context) error {
 	return nil
 }
 
-func TestCallsNeverOverlap(t *testing.T) {
+func TestLocker_CallsNeverOverlap(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lockers, each, rounds = 3, 8, 10
 		calls := alone{t: t}

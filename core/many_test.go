@@ -43,7 +43,7 @@ func eachWay(t *testing.T, test func(t *testing.T, env *redistest.Env, newLocker
 	})
 }
 
-func TestAllKeysOrNone(t *testing.T) {
+func TestAcquireAll_AllKeysOrNone(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l, other := newLocker(), newLocker()
 		set, err := l.TryAcquireAll(t.Context(), []string{"c", "a", "b", "a"})
@@ -87,7 +87,7 @@ func TestAllKeysOrNone(t *testing.T) {
 	})
 }
 
-func TestMistakesInAcquireAll(t *testing.T) {
+func TestAcquireAll_Mistakes(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Embedded(t))
 	var many []string
@@ -110,7 +110,7 @@ func TestMistakesInAcquireAll(t *testing.T) {
 }
 
 // A set that was not taken can be released, and promises nothing.
-func TestANilLeaseSetHoldsNothing(t *testing.T) {
+func TestLeaseSet_NilHoldsNothing(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Embedded(t))
 	held, err := l.TryAcquire(t.Context(), "b")
@@ -131,7 +131,7 @@ func TestANilLeaseSetHoldsNothing(t *testing.T) {
 	require.ErrorIs(t, context.Cause(set.Context()), core.ErrLeaseLost)
 }
 
-func TestManyKeysCostOneScript(t *testing.T) {
+func TestAcquireAll_ManyKeysCostOneScript(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
@@ -159,7 +159,7 @@ func TestManyKeysCostOneScript(t *testing.T) {
 	require.Less(t, pipelines.Load(), int64(16), "the rest of the release went together")
 }
 
-func TestAcquireAllHoldsNothingWhileItWaits(t *testing.T) {
+func TestAcquireAll_HoldsNothingWhileItWaits(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l, other := newLocker(), newLocker()
 		busy, err := other.Acquire(t.Context(), "b")
@@ -196,7 +196,7 @@ func TestAcquireAllHoldsNothingWhileItWaits(t *testing.T) {
 	})
 }
 
-func TestAcquireAllEndsWithItsCtx(t *testing.T) {
+func TestAcquireAll_EndsWithItsCtx(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l, other := newLocker(), newLocker()
 		busy, err := other.Acquire(t.Context(), "b")
@@ -249,7 +249,7 @@ func TestDiningPhilosophers(t *testing.T) {
 }
 
 // Sets of all sizes, single calls, readers and writers on few keys.
-func TestSetsNeverOverlapWrongly(t *testing.T) {
+func TestAcquireAll_SetsNeverOverlapWrongly(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		const keys, lockers, goroutines, rounds = 4, 3, 5, 8
 		var writers, readers [keys]atomic.Int32
@@ -315,7 +315,7 @@ func TestSetsNeverOverlapWrongly(t *testing.T) {
 	})
 }
 
-func TestASetEndsWithItsFirstLease(t *testing.T) {
+func TestAcquireAll_ASetEndsWithItsFirstLease(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l := newLocker(core.WithTTL(time.Second))
 		set, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
@@ -333,7 +333,7 @@ func TestASetEndsWithItsFirstLease(t *testing.T) {
 	})
 }
 
-func TestASetIsReentrant(t *testing.T) {
+func TestAcquireAll_ASetIsReentrant(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l := newLocker()
 		outer, err := l.Acquire(t.Context(), "b")
@@ -373,7 +373,7 @@ func TestASetIsReentrant(t *testing.T) {
 	})
 }
 
-func TestSetsTakeOptions(t *testing.T) {
+func TestAcquireAll_SetsTakeOptions(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l, other := newLocker(), newLocker()
 		keys := []string{"a", "b"}
@@ -413,7 +413,7 @@ func TestSetsTakeOptions(t *testing.T) {
 	})
 }
 
-func TestALostReplyToManyKeys(t *testing.T) {
+func TestAcquireAll_ALostReplyToManyKeys(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		keys := []string{"lost-1", "lost-2", "lost-3"}
 		l, proxy, direct := throughProxy(t, env, 3)
@@ -433,7 +433,7 @@ func TestALostReplyToManyKeys(t *testing.T) {
 	})
 }
 
-func TestAKilledHolderOfManyKeysFreesThem(t *testing.T) {
+func TestAcquireAll_AKilledHolderOfManyKeysFreesThem(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	h := startHolder(t, env, "a,b,c", time.Second, "all")
@@ -448,7 +448,7 @@ func TestAKilledHolderOfManyKeysFreesThem(t *testing.T) {
 }
 
 // A queue of the dead, and a record that only remembers, do not keep a set out.
-func TestSetsServeTheQueueFirst(t *testing.T) {
+func TestAcquireAll_SetsServeTheQueueFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, other := newLocker(t, env), newLocker(t, env)
 		busy, err := other.Acquire(t.Context(), "b", core.FixedLease(3*time.Second))

@@ -11,7 +11,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestALockThatIsHeldAndWaitedForMovesWithItsSlot(t *testing.T) {
+func TestMigration_ALockThatIsHeldAndWaitedForMovesWithItsSlot(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Also when nobody else has asked for the key yet, so that its record has no count.
-func TestMinHoldKeepsAReleasedKeyTaken(t *testing.T) {
+func TestMinHold_KeepsAReleasedKeyTaken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		newLocker := func() *core.Locker {
 			l, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))

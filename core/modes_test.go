@@ -76,7 +76,7 @@ func waiting(t *testing.T, c <-chan got, what string) {
 	}
 }
 
-func TestReadersShareTheKey(t *testing.T) {
+func TestModes_ReadersShareTheKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b := newLocker(t, env), newLocker(t, env)
 		var leases []*core.Lease
@@ -105,7 +105,7 @@ func TestReadersShareTheKey(t *testing.T) {
 	})
 }
 
-func TestEachReaderExpiresByItself(t *testing.T) {
+func TestModes_EachReaderExpiresByItself(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	l := newLocker(t, env, core.WithTTL(400*time.Millisecond))
@@ -133,7 +133,7 @@ func TestEachReaderExpiresByItself(t *testing.T) {
 	require.NoError(t, granted(t, writer).Release(t.Context()))
 }
 
-func TestReadersBehindAWaitingWriterWait(t *testing.T) {
+func TestModes_ReadersBehindAWaitingWriterWait(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b, c := newLocker(t, env), newLocker(t, env), newLocker(t, env)
 		first, err := a.TryAcquire(t.Context(), "k", core.Shared())
@@ -156,7 +156,7 @@ func TestReadersBehindAWaitingWriterWait(t *testing.T) {
 	})
 }
 
-func TestAllReadersInTheQueueGetInTogether(t *testing.T) {
+func TestModes_AllReadersInTheQueueGetInTogether(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lockers, calls = 4, 5
 		holder := newLocker(t, env)
@@ -189,7 +189,7 @@ func TestAllReadersInTheQueueGetInTogether(t *testing.T) {
 	})
 }
 
-func TestAReleaseGrantsAllReadersAtTheHeadAtOnce(t *testing.T) {
+func TestModes_AReleaseGrantsAllReadersAtTheHeadAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -219,7 +219,7 @@ func TestAReleaseGrantsAllReadersAtTheHeadAtOnce(t *testing.T) {
 	})
 }
 
-func TestCountedLetsInAsManyAsEachCallSays(t *testing.T) {
+func TestCounted_LetsInAsManyAsEachCallSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b := newLocker(t, env), newLocker(t, env)
 		take := func(l *core.Locker, n int) *core.Lease {
@@ -254,7 +254,7 @@ func TestCountedLetsInAsManyAsEachCallSays(t *testing.T) {
 }
 
 // Every call checks, on its way in, that nobody is inside with whom it may not be.
-func TestModesNeverOverlapWrongly(t *testing.T) {
+func TestModes_NeverOverlapWrongly(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lockers, goroutines, rounds = 3, 10, 15
 		var mu sync.Mutex
@@ -340,7 +340,7 @@ func TestModesNeverOverlapWrongly(t *testing.T) {
 	})
 }
 
-func TestTooManyWaitersAreRefusedAsAConflict(t *testing.T) {
+func TestModes_TooManyWaitersAreRefusedAsAConflict(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env, core.WithMaxWaiters(2, 3))
 		lease, err := l.Acquire(t.Context(), "k")
@@ -357,7 +357,7 @@ func TestTooManyWaitersAreRefusedAsAConflict(t *testing.T) {
 	})
 }
 
-func TestAWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
+func TestModes_AWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		writer, err := l.Acquire(t.Context(), "k")

@@ -185,7 +185,7 @@ func tell(ops []history.Op, rules history.Rules) (found map[string]int, first in
 	return found, first, violations
 }
 
-func TestPlaysOfMutantsFindNothingInTheEngine(t *testing.T) {
+func TestScripts_PlaysOfMutantsFindNothing(t *testing.T) {
 	t.Parallel()
 	for name, p := range plays {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestPlaysOfMutantsFindNothingInTheEngine(t *testing.T) {
 // hardest to catch is caught by one try in seven.
 const tries, getAway = 100, 30_000
 
-func TestMutantsAreCaught(t *testing.T) {
+func TestScripts_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	var caught atomic.Int64
 	t.Run("scripts", func(t *testing.T) {

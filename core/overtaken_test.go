@@ -24,7 +24,7 @@ func isScript(cmd redis.Cmder, name string) bool {
 	return s == hash || s == core.Scripts[name]
 }
 
-func TestShutdownWaitsForReleasesUnderWay(t *testing.T) {
+func TestShutdown_WaitsForReleasesUnderWay(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	rdb := redis.NewClient(&redis.Options{Addr: env.Addr})
@@ -55,7 +55,7 @@ func TestShutdownWaitsForReleasesUnderWay(t *testing.T) {
 	}
 }
 
-func TestATokenStaysGoodWhenReplicasDoNotAnswer(t *testing.T) {
+func TestRace_ATokenStaysGoodWhenReplicasDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	l := newLocker(t, env)
@@ -72,7 +72,7 @@ func TestATokenStaysGoodWhenReplicasDoNotAnswer(t *testing.T) {
 	}
 }
 
-func TestALostReplyToAReleaseThatServedItsOwnLine(t *testing.T) {
+func TestRace_ALostReplyToAReleaseThatServedItsOwnQueue(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	rdb := env.Client(t)
@@ -110,7 +110,7 @@ func TestALostReplyToAReleaseThatServedItsOwnLine(t *testing.T) {
 	}
 }
 
-func TestAQuestionThatComesAfterItsGrantWasReleased(t *testing.T) {
+func TestRace_ARequestThatArrivesAfterItsGrantWasReleased(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	rdb := env.Client(t)
@@ -164,7 +164,7 @@ func TestAQuestionThatComesAfterItsGrantWasReleased(t *testing.T) {
 	}
 }
 
-func TestALateRenewalDoesNotLengthenAMinHold(t *testing.T) {
+func TestRace_ALateRenewalDoesNotLengthenAMinHold(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	rdb := env.Client(t)
@@ -195,7 +195,7 @@ func TestALateRenewalDoesNotLengthenAMinHold(t *testing.T) {
 	}
 }
 
-func TestACallThatIsPassedAHoldWhileRedisGrantsIt(t *testing.T) {
+func TestRace_ACallThatIsHandedAGrantWhileRedisGrantsIt(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	rdb := env.Client(t)
@@ -247,7 +247,7 @@ type slowLost struct{ core.NopObserver }
 
 func (slowLost) OnLost(context.Context, core.Lost) { time.Sleep(40 * time.Millisecond) }
 
-func TestCloseEndsWithQuestionsUnderWay(t *testing.T) {
+func TestClose_EndsWithRequestsUnderWay(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	rdb := env.Client(t)
@@ -287,7 +287,7 @@ func TestCloseEndsWithQuestionsUnderWay(t *testing.T) {
 	}
 }
 
-func TestManyCallsThatLeaveAtOnceLeaveNothingBehind(t *testing.T) {
+func TestRace_ManyCallsThatLeaveAtOnceLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
 	const n = 400
 	env := redistest.Real(t)

@@ -24,7 +24,7 @@ func (p honoring) OnConflict(_ context.Context, c core.Conflict) (core.Decision,
 	return core.Reject(), nil
 }
 
-func TestPoliciesSeeThePreference(t *testing.T) {
+func TestPreference_PoliciesSeeThePreference(t *testing.T) {
 	l := newLocker(t, redistest.Embedded(t))
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)

@@ -146,7 +146,7 @@ func (h *holder) tell(line string) {
 
 func (h *holder) signal(s syscall.Signal) { require.NoError(h.t, h.cmd.Process.Signal(s)) }
 
-func TestKeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
+func TestProcess_KeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	h := startHolder(t, env, "k", 2*time.Second)
@@ -163,7 +163,7 @@ func TestKeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-func TestAStoppedHolderFindsItsLeaseLost(t *testing.T) {
+func TestProcess_AStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	h := startHolder(t, env, "k", time.Second)
@@ -183,7 +183,7 @@ func TestAStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	require.NoError(t, next.Release(t.Context()))
 }
 
-func TestRedisRestartedEmptyTellsHoldersAndKeepsFencesGrowing(t *testing.T) {
+func TestProcess_RedisRestartedEmptyTellsHoldersAndKeepsFencesGrowing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -203,7 +203,7 @@ func TestRedisRestartedEmptyTellsHoldersAndKeepsFencesGrowing(t *testing.T) {
 	require.NoError(t, next.Release(t.Context()))
 }
 
-func TestAHolderIsToldInTimeWhenRedisDies(t *testing.T) {
+func TestProcess_AHolderIsToldInTimeWhenRedisDies(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	l := newLocker(t, &redistest.Env{Addr: server.Addr, Prefix: "p"}, core.WithTTL(time.Second))

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-func TestAQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *testing.T) {
+func TestQuorum_AQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(*fakeNode){"dead": (*fakeNode).die, "stopped": (*fakeNode).stop} {
 		for _, many := range []int{3, 5} {
@@ -51,7 +51,7 @@ func TestAQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *testing.
 	}
 }
 
-func TestAQuorumsLeaseThatAMajorityForgotIsLost(t *testing.T) {
+func TestQuorum_AQuorumsLeaseThatAMajorityForgotIsLost(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
@@ -77,7 +77,7 @@ func TestAQuorumsLeaseThatAMajorityForgotIsLost(t *testing.T) {
 	})
 }
 
-func TestAQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
+func TestQuorum_AQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
 	t.Parallel()
 	for _, rate := range []float64{1.0099, 0.9901} {
 		onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
@@ -103,7 +103,7 @@ func TestAQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
 	}
 }
 
-func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
+func TestQuorum_AQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 	t.Parallel()
 	modes := map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(2)}}
 	for name, mode := range modes {
@@ -216,7 +216,7 @@ func handOver(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.Acqui
 	return last
 }
 
-func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
+func TestQuorum_AGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
@@ -240,7 +240,7 @@ func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
 	})
 }
 
-func TestALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
+func TestQuorum_ALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
@@ -269,7 +269,7 @@ func TestALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
 	})
 }
 
-func TestGrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
+func TestQuorum_GrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
@@ -287,7 +287,7 @@ func TestGrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
 	})
 }
 
-func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
+func TestQuorum_TheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 		rdb := nodes[0].client(t)

@@ -67,7 +67,7 @@ func expected(nodes string) (atOnce bool, err error) {
 const nodeTimeout = 500 * time.Millisecond
 
 // make soak-locks has every order of them too.
-func TestAMajorityGrantsAndEverySubsetIsTold(t *testing.T) {
+func TestQuorum_AMajorityGrantsAndEverySubsetIsTold(t *testing.T) {
 	t.Parallel()
 	for many, cases := range map[int][]string{3: mixturesOf(3), 4: mixturesOf(4), 5: mixturesOf(5)} {
 		testSubsets(t, many, cases)
@@ -142,7 +142,7 @@ func testSubset(t *testing.T, nodes []*fakeNode, is string) {
 	require.NoError(t, l.Close())
 }
 
-func TestEverySubsetOfRealServersIsTold(t *testing.T) {
+func TestQuorum_EverySubsetOfRealServersIsTold(t *testing.T) {
 	t.Parallel()
 	for _, is := range casesOf(3) {
 		letters := []byte(is)

@@ -40,7 +40,7 @@ func startServers(t *testing.T, many int) (servers []*redistest.Server) {
 	return servers
 }
 
-func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
+func TestQuorum_CallsOfAQuorumNeverOverlap(t *testing.T) {
 	t.Parallel()
 	t.Run("handed over", func(t *testing.T) { testNoOverlap(t, 3, 4, 15, 0) })
 	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 15, time.Millisecond) })
@@ -114,7 +114,7 @@ func TestQuorum_CountedHoldersAreNoMoreWhileNodesAreAway(t *testing.T) {
 	}
 }
 
-func TestSharedAndCountedHoldersOfAQuorum(t *testing.T) {
+func TestQuorum_SharedAndCountedHoldersOfAQuorum(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
@@ -167,7 +167,7 @@ func TestSharedAndCountedHoldersOfAQuorum(t *testing.T) {
 	})
 }
 
-func TestAQuorumsCallerCanLeave(t *testing.T) {
+func TestQuorum_AQuorumsCallerCanLeave(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
@@ -189,7 +189,7 @@ func TestAQuorumsCallerCanLeave(t *testing.T) {
 	})
 }
 
-func TestAQuorumReenters(t *testing.T) {
+func TestQuorum_AQuorumReenters(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
@@ -205,7 +205,7 @@ func TestAQuorumReenters(t *testing.T) {
 	})
 }
 
-func TestAQuorumAnnouncesThatAKeyIsFree(t *testing.T) {
+func TestQuorum_AQuorumAnnouncesThatAKeyIsFree(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 3)
 	holder, other := overServers(t, servers), overServers(t, servers)
@@ -224,7 +224,7 @@ func TestAQuorumAnnouncesThatAKeyIsFree(t *testing.T) {
 	require.Equal(t, "k", <-free)
 }
 
-func TestACloseOfAQuorumWaitsForEverything(t *testing.T) {
+func TestQuorum_ACloseOfAQuorumWaitsForEverything(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 3)
 	l := overServers(t, servers)
@@ -265,7 +265,7 @@ func TestACloseOfAQuorumWaitsForEverything(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
+func TestQuorum_ANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
@@ -288,7 +288,7 @@ func TestANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
 	})
 }
 
-func TestAQuorumIsCheckedWhenItIsMade(t *testing.T) {
+func TestQuorum_AQuorumIsCheckedWhenItIsMade(t *testing.T) {
 	t.Parallel()
 	a, b, c := redis.NewClient(&redis.Options{}), redis.NewClient(&redis.Options{}), redis.NewClient(&redis.Options{})
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
@@ -310,7 +310,7 @@ func TestAQuorumIsCheckedWhenItIsMade(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
+func TestQuorum_WhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l, other := overNodes(t, nodes, core.WithObserver(core.SlogObserver(nil))), overNodes(t, nodes)

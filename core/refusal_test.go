@@ -15,7 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
+func TestRefusal_ScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
 	t.Parallel()
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
 	const ttl = 2 * time.Second
@@ -45,7 +45,7 @@ func TestScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
 	}
 }
 
-func TestALoadingRedisIsUnavailableAndWhatItLoadsIsStillHeld(t *testing.T) {
+func TestRefusal_ALoadingRedisIsUnavailableAndWhatItLoadsIsStillHeld(t *testing.T) {
 	t.Parallel()
 	// While it loads Redis answers once in 2 MB of its file.
 	env := &redistest.Env{Prefix: "p", Addr: redistest.Start(t, append(redistest.Debug(), "--rdbcompression", "no")...).Addr}
@@ -75,7 +75,7 @@ func TestALoadingRedisIsUnavailableAndWhatItLoadsIsStillHeld(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-func TestAPrimaryThatBecomesAReplicaGrantsNothingAndItsHoldersAreTold(t *testing.T) {
+func TestRefusal_APrimaryThatBecomesAReplicaGrantsNothingAndItsHoldersAreTold(t *testing.T) {
 	t.Parallel()
 	above := redistest.Start(t)
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
@@ -100,7 +100,7 @@ func TestAPrimaryThatBecomesAReplicaGrantsNothingAndItsHoldersAreTold(t *testing
 	require.NoError(t, next.Release(t.Context()))
 }
 
-func TestAFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
+func TestRefusal_AFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 	t.Parallel()
 	env := &redistest.Env{Addr: redistest.Start(t, "--maxmemory-policy", "noeviction").Addr, Prefix: "p"}
 	rdb, holder, waiting := env.Client(t), newLocker(t, env), newLocker(t, env)
@@ -120,7 +120,7 @@ func TestAFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-func TestARedisThatTakesNoMoreClientsIsUnavailableAndHoldersGoOn(t *testing.T) {
+func TestRefusal_ARedisThatTakesNoMoreClientsIsUnavailableAndHoldersGoOn(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Second
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}

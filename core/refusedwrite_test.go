@@ -12,7 +12,7 @@ import (
 
 // A grant that was published stays published when its script fails: waiters would work on a key
 // that they do not hold.
-func TestARedisThatRefusesWritesGrantsNothingByMessage(t *testing.T) {
+func TestRefusal_ARedisThatRefusesWritesGrantsNothingByMessage(t *testing.T) {
 	t.Parallel()
 	const each = 20
 	for name, options := range map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(2)}} {
@@ -46,7 +46,7 @@ func TestARedisThatRefusesWritesGrantsNothingByMessage(t *testing.T) {
 }
 
 // The first in the queue is dead: it is passed over before anything is written.
-func TestARedisThatRefusesWritesGrantsNothingBehindADeadWaiter(t *testing.T) {
+func TestRefusal_ARedisThatRefusesWritesGrantsNothingBehindADeadWaiter(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}

@@ -65,7 +65,7 @@ func requireNotReplicated(t *testing.T, err error) {
 	require.NotErrorIs(t, err, core.ErrConflict)
 }
 
-func TestAGrantIsOnTheReplicas(t *testing.T) {
+func TestReplicas_AGrantIsOnTheReplicas(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 2)
 	for _, protocol := range []int{2, 3} {
@@ -91,7 +91,7 @@ func TestAGrantIsOnTheReplicas(t *testing.T) {
 	}
 }
 
-func TestAStoppedReplicaDoesNotCount(t *testing.T) {
+func TestReplicas_AStoppedReplicaDoesNotCount(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 2)
 	rdb := redistest.Client(t, &redis.Options{Addr: r.env.Addr, ReadTimeout: 100 * time.Millisecond})
@@ -128,7 +128,7 @@ func TestAStoppedReplicaDoesNotCount(t *testing.T) {
 	requireNothingLeft(t, r.primary, "p", promptly)
 }
 
-func TestAKeyFromTheQueueIsReplicatedToo(t *testing.T) {
+func TestReplicas_AKeyFromTheQueueIsReplicatedToo(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
 	holder, l := newLocker(t, r.env), newLocker(t, r.env)
@@ -155,7 +155,7 @@ func TestAKeyFromTheQueueIsReplicatedToo(t *testing.T) {
 	}
 }
 
-func TestAHoldThatIsPassedOnIsReplicatedOnce(t *testing.T) {
+func TestReplicas_AGrantThatIsHandedOverIsReplicatedOnce(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
 	l := newLocker(t, r.env)
@@ -180,7 +180,7 @@ func TestAHoldThatIsPassedOnIsReplicatedOnce(t *testing.T) {
 	require.Less(t, r.waits(t)-before, calls)
 }
 
-func TestALostKeyIsNotReplicated(t *testing.T) {
+func TestReplicas_ALostKeyIsNotReplicated(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
 	l := newLocker(t, r.env)
@@ -197,7 +197,7 @@ func TestALostKeyIsNotReplicated(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-func TestWithoutReplicasNothingIsReplicated(t *testing.T) {
+func TestReplicas_WithoutReplicasNothingIsReplicated(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	l := newLocker(t, env)
@@ -217,7 +217,7 @@ func TestWithoutReplicasNothingIsReplicated(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestAGrantOnAClusterIsOnTheReplicas(t *testing.T) {
+func TestReplicas_AGrantOnAClusterIsOnTheReplicas(t *testing.T) {
 	t.Parallel()
 	primary := redistest.Start(t, "--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0")
 	replica := redistest.Start(t, "--cluster-enabled", "yes")

@@ -19,7 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAReservationThatComesLateIsEnded(t *testing.T) {
+func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, other := newLocker(t, env), newLocker(t, env)
@@ -49,7 +49,7 @@ func deferring(stored func()) core.ConflictPolicy {
 	})
 }
 
-func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
+func TestReservation_ACallThatIsDeferredReservesItsKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, l := newLocker(t, env), newLocker(t, env)
@@ -71,7 +71,7 @@ func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
 	})
 }
 
-func TestACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
+func TestReservation_ACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder := newLocker(t, env)
 		lease, err := holder.TryAcquire(t.Context(), "k")
@@ -109,7 +109,7 @@ func (h *callHistory) next() (call int64, ok bool) {
 	return call, true
 }
 
-func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
+func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const span, callers, calls = 10 * time.Second, 4, 60
 		h := callHistory{began: map[int64]int64{}, told: map[int64]int64{}, ran: map[int64]int64{}}
@@ -236,7 +236,7 @@ func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, e
 	}), nil
 }
 
-func TestALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
+func TestReservation_ALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var lose, asked atomic.Bool
 		rdb := env.Client(t)

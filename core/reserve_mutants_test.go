@@ -114,7 +114,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	return ""
 }
 
-func TestMutantsOfReservationsAreCaught(t *testing.T) {
+func TestReservation_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	t.Run("none", func(t *testing.T) {
 		redistest.Each(t, func(t *testing.T, env *redistest.Env) {

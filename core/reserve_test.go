@@ -44,7 +44,7 @@ func parked(t *testing.T, l *core.Locker, key string) *core.Lease {
 	return lease
 }
 
-func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
+func TestReservation_AReservedKeyIsForParkedWorkAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, worker := newLocker(t, env), newLocker(t, env)
@@ -82,7 +82,7 @@ func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 	})
 }
 
-func TestParkedWorkGoesBeforeThoseWhoWait(t *testing.T) {
+func TestReservation_ParkedWorkGoesBeforeThoseWhoWait(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, waiting, worker := newLocker(t, env), newSleeper(t, env), newLocker(t, env)
@@ -114,7 +114,7 @@ func TestParkedWorkGoesBeforeThoseWhoWait(t *testing.T) {
 	})
 }
 
-func TestAHoldIsNotPassedOnWhileItsKeyIsReserved(t *testing.T) {
+func TestReservation_AGrantIsNotHandedOverWhileItsKeyIsReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, worker := newLocker(t, env), newLocker(t, env)
@@ -153,7 +153,7 @@ func TestAHoldIsNotPassedOnWhileItsKeyIsReserved(t *testing.T) {
 	})
 }
 
-func TestAReservationEndsByItself(t *testing.T) {
+func TestReservation_AReservationEndsByItself(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, rdb := newLocker(t, env), env.Client(t)
@@ -175,7 +175,7 @@ func TestAReservationEndsByItself(t *testing.T) {
 	})
 }
 
-func TestAReservationIsLengthenedAndNeverShortened(t *testing.T) {
+func TestReservation_AReservationIsLengthenedAndNeverShortened(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, rdb := newLocker(t, env), env.Client(t)
@@ -210,7 +210,7 @@ func TestAReservationIsLengthenedAndNeverShortened(t *testing.T) {
 	})
 }
 
-func TestUnreserveLeavesAReservationThatIsNewer(t *testing.T) {
+func TestUnreserve_LeavesAReservationThatIsNewer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, other := newLocker(t, env), newLocker(t, env)
@@ -247,7 +247,7 @@ func TestUnreserveLeavesAReservationThatIsNewer(t *testing.T) {
 	})
 }
 
-func TestLostRepliesChangeNothingAboutReservations(t *testing.T) {
+func TestReservation_LostRepliesChangeNothingAboutReservations(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, proxy, _ := throughProxy(t, env, 3)
@@ -271,7 +271,7 @@ func TestLostRepliesChangeNothingAboutReservations(t *testing.T) {
 	})
 }
 
-func TestParkedWorkHasToFit(t *testing.T) {
+func TestReservation_ParkedWorkHasToFit(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, worker := newLocker(t, env), newLocker(t, env)
@@ -306,7 +306,7 @@ func TestParkedWorkHasToFit(t *testing.T) {
 	})
 }
 
-func TestARefusedCallHearsWhenAReservationIsEnded(t *testing.T) {
+func TestReservation_ARefusedCallHearsWhenAReservationIsEnded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, worker := newLocker(t, env), newLocker(t, env)
@@ -330,7 +330,7 @@ func TestARefusedCallHearsWhenAReservationIsEnded(t *testing.T) {
 	})
 }
 
-func TestOptionsOfReservations(t *testing.T) {
+func TestReservation_Options(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l := newLocker(t, env)
@@ -347,7 +347,7 @@ func TestOptionsOfReservations(t *testing.T) {
 	})
 }
 
-func TestAKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
+func TestReservation_AKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	var scripts atomic.Int64
@@ -381,7 +381,7 @@ func hooked(t *testing.T, env *redistest.Env, hook redis.Hook) *core.Locker {
 }
 
 // Fences stand still for a while after a grant; the stamps of reservations do not.
-func TestAReservationThatIsMadeAnewHasAStampOfItsOwn(t *testing.T) {
+func TestReservation_AReservationThatIsMadeAnewHasAStampOfItsOwn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
 		require.NoError(t, err)

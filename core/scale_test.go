@@ -147,7 +147,7 @@ func (c *crowd) ended(t *testing.T, n int) (left int) {
 	return left
 }
 
-func TestManyCallsAreServedInOrder(t *testing.T) {
+func TestScale_ManyCallsAreServedInOrder(t *testing.T) {
 	calls, most := 10_000, 16<<10 // bytes of a call that waits
 	if raced() {
 		calls, most = 2_500, 24<<10 // its stack is larger
@@ -183,7 +183,7 @@ func TestManyCallsAreServedInOrder(t *testing.T) {
 	}
 }
 
-func TestACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
+func TestScale_ACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
 	leaving := func(calls int) (each work) {
 		each.cpu = time.Hour
 		for range 3 { // others may have had the processor's caches
@@ -232,7 +232,7 @@ func (o *lossCounter) OnRenewed(_ context.Context, r core.Renewed) {
 	}
 }
 
-func TestManyLeasesAreRenewedAndNoneIsLost(t *testing.T) {
+func TestScale_ManyLeasesAreRenewedAndNoneIsLost(t *testing.T) {
 	leases, least := 20_000, 5*time.Second
 	if raced() {
 		leases, least = 3_000, 3*time.Second
@@ -322,7 +322,7 @@ func usedMemory(t *testing.T, admin *redis.Client) int {
 	return n
 }
 
-func TestAThousandLockersTakeTurns(t *testing.T) {
+func TestScale_AThousandLockersTakeTurns(t *testing.T) {
 	const clients, rounds = 4, 2
 	lockers := 1000
 	if raced() {

@@ -48,7 +48,7 @@ func published(t *testing.T, rdb *redis.Client) func() []string {
 	}
 }
 
-func TestSecretsAreShownNowhere(t *testing.T) {
+func TestSecrets_AreShownNowhere(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx, rdb := t.Context(), env.Client(t)
 		messages := published(t, rdb)

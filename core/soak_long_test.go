@@ -38,11 +38,11 @@ func TestSoak(t *testing.T) {
 		}
 	})
 	t.Run("failovers", func(t *testing.T) { testFailovers(t, 10) })
-	t.Run("clocks", TestClocksAnHourApartBreakNoPromise)
-	t.Run("plays of mutants", TestPlaysOfMutantsFindNothingInTheEngine)
-	t.Run("mutants of scripts", TestMutantsAreCaught)
-	t.Run("mutants of reservations", TestMutantsOfReservationsAreCaught)
-	t.Run("rounds of engine mutants", TestRoundsOfEngineMutantsFindNothingInTheEngine)
-	t.Run("mutants of the engine", TestMutantsOfTheEngineAreCaught)
+	t.Run("clocks", TestClocks_AnHourApartBreakNoPromise)
+	t.Run("plays of mutants", TestScripts_PlaysOfMutantsFindNothing)
+	t.Run("mutants of scripts", TestScripts_MutantsAreCaught)
+	t.Run("mutants of reservations", TestReservation_MutantsAreCaught)
+	t.Run("rounds of engine mutants", TestEngine_RoundsOfMutantsFindNothing)
+	t.Run("mutants of the engine", TestEngine_MutantsAreCaught)
 	t.Run("mutants of failovers", func(t *testing.T) { testEngineMutants(t, failoverMutants) })
 }

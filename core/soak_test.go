@@ -229,7 +229,7 @@ func TestFaults_BreakNoPromise(t *testing.T) {
 	}
 }
 
-func TestAScheduleOfFaultsDependsOnItsSeedAlone(t *testing.T) {
+func TestFaults_AScheduleOfFaultsDependsOnItsSeedAlone(t *testing.T) {
 	t.Parallel()
 	faults := func(seed uint64) []fault { return schedule(seed, time.Minute, 4, everything) }
 	one, again := faults(1), faults(1)

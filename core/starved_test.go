@@ -29,7 +29,7 @@ func (r renewed) OnRenewed(_ context.Context, e core.Renewed) {
 }
 
 // Renewals have connections of their own: a service that uses up the pool keeps its keys.
-func TestRenewalsDoNotWaitForTheUsersPool(t *testing.T) {
+func TestRenewal_RenewalsDoNotWaitForTheUsersPool(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := redistest.Client(t, redistest.OnePool(&redis.Options{Addr: env.Addr, PoolSize: 1, MaxActiveConns: 1, PoolTimeout: 5 * time.Second}))
 		seen := renewed{batches: make(chan core.Renewed, 1)}
@@ -56,7 +56,7 @@ func TestRenewalsDoNotWaitForTheUsersPool(t *testing.T) {
 }
 
 // A node that hangs loses its own keys, and delays no renewal of the others.
-func TestANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
+func TestRenewal_ANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
 	t.Parallel()
 	const ttl = 3 * time.Second
 	c := redistest.StartCluster(t, 3, 0)

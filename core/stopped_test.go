@@ -125,7 +125,7 @@ func runStopped() {
 	}
 }
 
-func TestManyStoppedHoldersFindDoneClosed(t *testing.T) {
+func TestProcess_ManyStoppedHoldersFindDoneClosed(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
 	cmd := exec.Command(os.Args[0])

@@ -30,7 +30,7 @@ func eachMode(t *testing.T, test func(t *testing.T, env *redistest.Env, opt core
 	})
 }
 
-func TestADetachedLeaseIsResumedElsewhere(t *testing.T) {
+func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
@@ -73,7 +73,7 @@ func TestADetachedLeaseIsResumedElsewhere(t *testing.T) {
 	})
 }
 
-func TestADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
+func TestTransfer_ADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 		require.NoError(t, err)
@@ -100,7 +100,7 @@ func TestADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
 	})
 }
 
-func TestBothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
+func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
@@ -137,7 +137,7 @@ func TestBothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 	})
 }
 
-func TestALeaseResumedInItsOwnProcess(t *testing.T) {
+func TestTransfer_ALeaseResumedInItsOwnProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
 		taken, err := l.Acquire(ctx, "k")
@@ -151,7 +151,7 @@ func TestALeaseResumedInItsOwnProcess(t *testing.T) {
 	})
 }
 
-func TestAHoldWhoseTokenLeftIsNotPassedOn(t *testing.T) {
+func TestTransfer_AGrantWhoseTokenLeftIsNotHandedOver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		for range 20 {
@@ -178,7 +178,7 @@ func TestAHoldWhoseTokenLeftIsNotPassedOn(t *testing.T) {
 	})
 }
 
-func TestDetachGivesWaitersOfItsProcessTheirTurnAfterTheResumedLease(t *testing.T) {
+func TestDetach_GivesWaitersOfItsProcessTheirTurnAfterTheResumedLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		from, to := newSleeper(t, env), newLocker(t, env)
@@ -207,7 +207,7 @@ func TestDetachGivesWaitersOfItsProcessTheirTurnAfterTheResumedLease(t *testing.
 	})
 }
 
-func TestForceReleaseOfALeaseThatTravels(t *testing.T) {
+func TestForceRelease_OfATransferredLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
@@ -225,7 +225,7 @@ func TestForceReleaseOfALeaseThatTravels(t *testing.T) {
 	})
 }
 
-func TestTheReentrantHandleOfADetachedLease(t *testing.T) {
+func TestTransfer_TheReentrantHandleOfADetachedLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
 		var token string
@@ -245,7 +245,7 @@ func TestTheReentrantHandleOfADetachedLease(t *testing.T) {
 	})
 }
 
-func TestALeaseCanBeDetachedWhileItsLockerShutsDown(t *testing.T) {
+func TestTransfer_ALeaseCanBeDetachedWhileItsLockerShutsDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
 		lease, err := l.TryAcquire(ctx, "k")
@@ -269,7 +269,7 @@ func TestALeaseCanBeDetachedWhileItsLockerShutsDown(t *testing.T) {
 	})
 }
 
-func TestALostLeaseCannotBeDetached(t *testing.T) {
+func TestTransfer_ALostLeaseCannotBeDetached(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
 		lease, err := l.TryAcquire(ctx, "k")
@@ -285,7 +285,7 @@ func TestALostLeaseCannotBeDetached(t *testing.T) {
 	})
 }
 
-func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
+func TestResume_TakesOptionsThatComeInTime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		var seen recorder
@@ -311,7 +311,7 @@ func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
 	})
 }
 
-func TestADowngradedLeaseTravelsAsAShared(t *testing.T) {
+func TestTransfer_ADowngradedLeaseIsTransferredAsShared(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
@@ -350,7 +350,7 @@ func TestADowngradedLeaseTravelsAsAShared(t *testing.T) {
 	})
 }
 
-func TestResumeWithoutRedisOrCaller(t *testing.T) {
+func TestResume_WithoutRedisOrCaller(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	lease, err := newLocker(t, env).TryAcquire(t.Context(), "k")
@@ -375,7 +375,7 @@ func TestResumeWithoutRedisOrCaller(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrClosed)
 }
 
-func TestJunkIsNoToken(t *testing.T) {
+func TestTransfer_JunkIsNoToken(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Embedded(t))
 	lease, err := l.TryAcquire(t.Context(), "k")
@@ -400,7 +400,7 @@ func TestJunkIsNoToken(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-func TestTheLongestTokenFits(t *testing.T) {
+func TestTransfer_TheLongestTokenFits(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	env.Prefix = strings.Repeat("p", 64)

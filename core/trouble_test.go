@@ -18,7 +18,7 @@ import (
 
 const record = "perkey:lock{}:k"
 
-func TestDoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
+func TestLease_DoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
@@ -34,7 +34,7 @@ func TestDoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
 	})
 }
 
-func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
+func TestLease_ALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
 		holder, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 	})
 }
 
-func TestAGrantToACallThatLeavesGoesToTheNext(t *testing.T) {
+func TestLease_AGrantToACallThatLeavesGoesToTheNext(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder, l := newLocker(t, env), newSleeper(t, env)
 		guard := l.Guard(untilWoken)
@@ -100,7 +100,7 @@ func TestAGrantToACallThatLeavesGoesToTheNext(t *testing.T) {
 	})
 }
 
-func TestAReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
+func TestLease_AReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
@@ -123,7 +123,7 @@ func TestAReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
 	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 }
 
-func TestShutdownEndsWithItsCtxWhenRedisHangs(t *testing.T) {
+func TestShutdown_EndsWithItsCtxWhenRedisHangs(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	l := newLocker(t, &redistest.Env{Addr: server.Addr, Prefix: "p"})
@@ -142,7 +142,7 @@ func TestShutdownEndsWithItsCtxWhenRedisHangs(t *testing.T) {
 	require.ErrorIs(t, l.Shutdown(ctx), context.Canceled) // Redis does not answer before Resume
 }
 
-func TestRenewalsThatHangOrFailAreSentAgain(t *testing.T) {
+func TestLease_RenewalsThatHangOrFailAreSentAgain(t *testing.T) {
 	for name, trouble := range map[string]func(next func() error) error{
 		"a dead connection": func(next func() error) error {
 			time.Sleep(3 * time.Second) // go-redis's read time-out, then the command again
@@ -173,7 +173,7 @@ func TestRenewalsThatHangOrFailAreSentAgain(t *testing.T) {
 	}
 }
 
-func TestTrustCountsFromTheSendNotFromTheReply(t *testing.T) {
+func TestLease_TrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 	const late = time.Second
 	t.Run("acquire", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
@@ -210,7 +210,7 @@ func TestTrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 	})
 }
 
-func TestNothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
+func TestLease_NothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		var renewals atomic.Int64
 		rdb.AddHook(hooks{pipeline: func(next func() error) error {
@@ -235,7 +235,7 @@ func TestNothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
 	})
 }
 
-func TestEveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
+func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
@@ -286,7 +286,7 @@ type panicky struct{ core.NopObserver }
 
 func (panicky) OnOutcome(context.Context, core.Outcome) { panic("observer") }
 
-func TestAnObserversPanicDoesNotKeepTheKey(t *testing.T) {
+func TestLease_AnObserversPanicDoesNotKeepTheKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env, core.WithObserver(panicky{}))
 		require.PanicsWithValue(t, "observer", func() {
@@ -296,7 +296,7 @@ func TestAnObserversPanicDoesNotKeepTheKey(t *testing.T) {
 	})
 }
 
-func TestReleaseWorksWithoutChannelRights(t *testing.T) {
+func TestRelease_WorksWithoutChannelRights(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
@@ -330,7 +330,7 @@ func TestReleaseWorksWithoutChannelRights(t *testing.T) {
 	require.EqualValues(t, 1, scripts.Load())
 }
 
-func TestAGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
+func TestLease_AGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
@@ -354,7 +354,7 @@ func TestAGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestAGrantThatIsOverWhenItIsLookedAtIsNoPanic(t *testing.T) {
+func TestLease_AGrantThatIsOverWhenItIsLookedAtIsNoPanic(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	require.False(t, core.RenewalTime(now, -time.Minute).After(now))

@@ -31,7 +31,7 @@ func newSleeper(t testing.TB, env *redistest.Env) *core.Locker {
 	return l
 }
 
-func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
+func TestWait_TheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder := newSleeper(t, env)
 		lease, err := holder.TryAcquire(t.Context(), "k")
@@ -61,7 +61,7 @@ func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 	})
 }
 
-func TestTheFirstInLinePassesTheWordOnWhenItLeaves(t *testing.T) {
+func TestWait_TheFirstOfTheQueueHandsItsWakeOnWhenItLeaves(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder, waiting := newLocker(t, env), newSleeper(t, env)
 		lease, err := holder.TryAcquire(t.Context(), "k")
@@ -93,7 +93,7 @@ func untilItWaits(t *testing.T, guard *core.Guard) <-chan error {
 	return done
 }
 
-func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
+func TestWait_ALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newSleeper(t, env)
 		lease, err := l.TryAcquire(t.Context(), "k")
@@ -105,7 +105,7 @@ func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 	})
 }
 
-func TestALostAnnouncementDelaysAWaiterByNoMoreThanThePollFloor(t *testing.T) {
+func TestWait_ALostNotificationDelaysAWaiterByNoMoreThanThePollInterval(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const pollFloor, slow = time.Second, 1500 * time.Millisecond // and what a busy machine may add
 		holder, waiting := newLocker(t, env), newLocker(t, env)
@@ -137,7 +137,7 @@ func TestALostAnnouncementDelaysAWaiterByNoMoreThanThePollFloor(t *testing.T) {
 	})
 }
 
-func TestAcquireWaitsOutAHolderThatDied(t *testing.T) {
+func TestAcquire_WaitsOutAHolderThatDied(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		dead := newLocker(t, env, core.WithTTL(300*time.Millisecond))
 		_, err := dead.TryAcquire(t.Context(), "k")
@@ -150,7 +150,7 @@ func TestAcquireWaitsOutAHolderThatDied(t *testing.T) {
 	})
 }
 
-func TestAcquireEndsWithItsCtx(t *testing.T) {
+func TestAcquire_EndsWithItsCtx(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		lease, err := l.TryAcquire(t.Context(), "k")
@@ -165,7 +165,7 @@ func TestAcquireEndsWithItsCtx(t *testing.T) {
 	})
 }
 
-func TestNotifyReleaseTellsOfTheKeyOnce(t *testing.T) {
+func TestNotifyRelease_TellsOfTheKeyOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder, other := newLocker(t, env), newLocker(t, env)
 		freed := make(chan string, 10)
@@ -231,7 +231,7 @@ func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 	})
 }
 
-func TestWaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
+func TestWait_WaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 		var scripts atomic.Int64
@@ -263,7 +263,7 @@ func TestWaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 	})
 }
 
-func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
+func TestClose_SendsWaitersAwayAndTellsHolders(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		lease, err := l.Acquire(t.Context(), "k")
@@ -284,7 +284,7 @@ func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
 	})
 }
 
-func TestShutdownWaitsForHolders(t *testing.T) {
+func TestShutdown_WaitsForHolders(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		lease, err := l.Acquire(t.Context(), "k")

@@ -27,7 +27,7 @@ func newWatch() watch { return watch{warnings: make(chan core.Warning, 100)} }
 
 func (w watch) OnWarning(_ context.Context, warning core.Warning) { w.warnings <- warning }
 
-func TestAServerThatMayEvictIsWarnedOfOnce(t *testing.T) {
+func TestWarning_AServerThatMayEvictIsWarnedOfOnce(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]string{
 		"allkeys-lru": "once maxmemory is set", "volatile-ttl": "once maxmemory is set", "volatile-lru": "held keys can be evicted", "noeviction": "",
@@ -55,7 +55,7 @@ func TestAServerThatMayEvictIsWarnedOfOnce(t *testing.T) {
 	}
 }
 
-func TestAnEvictionPolicyThatCannotBeReadIsWarnedOf(t *testing.T) {
+func TestWarning_AnEvictionPolicyThatCannotBeReadIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	redistest.AddUser(t, rdb, aclUser, redistest.Rights(t, toLock, toBeWoken))
@@ -71,7 +71,7 @@ func TestAnEvictionPolicyThatCannotBeReadIsWarnedOf(t *testing.T) {
 	}
 }
 
-func TestEveryPrimaryOfAClusterIsAskedForItsEvictionPolicy(t *testing.T) {
+func TestWarning_EveryPrimaryOfAClusterIsAskedForItsEvictionPolicy(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	rdb := c.Client(t)
@@ -89,7 +89,7 @@ func TestEveryPrimaryOfAClusterIsAskedForItsEvictionPolicy(t *testing.T) {
 	require.Len(t, nodes, 3)
 }
 
-func TestADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T) {
+func TestWarning_ADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	redistest.AddUser(t, rdb, aclUser, append(redistest.Rights(t, toLock, "an Observer"), "+subscribe", "+publish", "+ping"))
@@ -118,7 +118,7 @@ func TestADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T) {
 	require.True(t, w.Resolved)
 }
 
-func TestASubscriptionThatIsCutAndMadeAnewIsNotWarnedOf(t *testing.T) {
+func TestWarning_ASubscriptionThatIsCutAndMadeAnewIsNotWarnedOf(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		seen := newWatch()
@@ -140,7 +140,7 @@ func TestASubscriptionThatIsCutAndMadeAnewIsNotWarnedOf(t *testing.T) {
 	})
 }
 
-func TestSlogObserverWarnsOfADeploymentOnce(t *testing.T) {
+func TestSlogObserver_WarnsOfADeploymentOnce(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	o := core.SlogObserver(slog.New(slog.NewTextHandler(&out, nil)))
@@ -194,7 +194,7 @@ func TestOutage_IsWarnedOfOnceAndItsEndToo(t *testing.T) {
 
 // Redis refuses what a client that has not signed in sends, and closes its connection for a command of more than ten words, as that of a
 // release: with a cancellation every 100 ms the server seemed to go away and come back.
-func TestACallThatMayNotSignInLeavesNothingToCancel(t *testing.T) {
+func TestWarning_ACallThatMayNotSignInLeavesNothingToCancel(t *testing.T) {
 	t.Parallel()
 	addr := redistest.Start(t).Addr
 	require.NoError(t, redistest.Client(t, &redis.Options{Addr: addr}).ConfigSet(t.Context(), "requirepass", "right").Err())

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestTheSmallestRightsOfAQueue(t *testing.T) {
+func TestACL_TheSmallestRightsOfAQueue(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	admin := redistest.Client(t, &redis.Options{Addr: server.Addr})
@@ -27,7 +27,7 @@ func TestTheSmallestRightsOfAQueue(t *testing.T) {
 	redistest.RequireUsed(t, admin, redistest.Rights(t, "queues"), seldomUsed)
 }
 
-func TestTheSmallestRightsOfAQueueOnACluster(t *testing.T) {
+func TestACL_TheSmallestRightsOfAQueueOnACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	admin := c.Client(t)

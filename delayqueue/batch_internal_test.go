@@ -80,7 +80,7 @@ func TestEnqueue_JobsOfAllKindsTogether(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, storesAll(t, env)) })
 }
 
-func TestMutantsOfBatchesAreCaught(t *testing.T) {
+func TestBatch_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	for _, m := range []mutant{
 		{"long payloads are mixed up", "enqueue", "PAYLOADS + body_at[id]", "PAYLOADS + 1"},

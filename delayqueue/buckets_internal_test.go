@@ -16,7 +16,7 @@ import (
 )
 
 // What takes less than half of all bytes is remembered for the whole retention, whenever how much of it ended.
-func TestWhatEndedIsRememberedWhileThereIsRoom(t *testing.T) {
+func TestBuckets_WhatEndedIsRememberedWhileThereIsRoom(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		require.NoError(t, remembers(t, env))
 	})

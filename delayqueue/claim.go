@@ -285,7 +285,7 @@ func (w *Worker) report(b batch) {
 	if b.redelivered > 0 {
 		level = slog.LevelWarn
 	}
-	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
+	w.log.LogAttrs(context.Background(), level, "delayqueue: reaped", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
 	observe(w.log, func() {
 		w.observer.OnReaped(w.ctx, Reaped{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired})
 	})

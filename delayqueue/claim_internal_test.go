@@ -17,7 +17,7 @@ import (
 )
 
 // A process that was frozen past the end of its claim goes on before its timers do.
-func TestAClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
+func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
@@ -96,7 +96,7 @@ func (f *failing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 
 // Redis answers while a slot moves, for seconds perhaps. What fails once at the end of that, such as a call that
 // the slot outran, is no long outage.
-func TestAClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
+func TestClaim_AClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
 	for name, last := range map[string]error{
 		"outrun": replyError("ASK 1 127.0.0.1:1"), "moved": replyError("MOVED 1 127.0.0.1:1"),
 		"down": replyError("CLUSTERDOWN The cluster is down"), "lost": errors.New("connection reset"),
@@ -205,7 +205,7 @@ func TestLastAttempt_IsNotedInRedis(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, marksAlone(t, env)) })
 }
 
-func TestMutantsOfTheLastAttemptAreCaught(t *testing.T) {
+func TestClaim_MutantsOfTheLastAttemptAreCaught(t *testing.T) {
 	t.Parallel()
 	for _, m := range []mutant{
 		{"what runs alone is not noted", "extend", "      add(r, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))\n", ""},

@@ -12,7 +12,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
+func TestClaim_AHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const lease = 600 * time.Millisecond
@@ -38,7 +38,7 @@ func TestAHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
 	})
 }
 
-func TestALateResultIsRefused(t *testing.T) {
+func TestClaim_ALateResultIsRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ev := newEvents()
@@ -68,7 +68,7 @@ func TestALateResultIsRefused(t *testing.T) {
 	})
 }
 
-func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
+func TestClaim_AHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		started, cause := make(chan struct{}), make(chan error, 1)
@@ -87,7 +87,7 @@ func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 	})
 }
 
-func TestAWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
+func TestClaim_AWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		started, block := make(chan string, 10), make(chan struct{})
@@ -109,7 +109,7 @@ func TestAWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
 	})
 }
 
-func TestAnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
+func TestClaim_AnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(2))
 		id := b.enqueue(delayqueue.Job{Key: "k"})

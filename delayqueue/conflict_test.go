@@ -15,7 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
+func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		lease := b.hold("k")
@@ -34,7 +34,7 @@ func TestAHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
 	})
 }
 
-func TestTheReleaseOfAKeyWakesItsHead(t *testing.T) {
+func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ev := newEvents()
@@ -59,7 +59,7 @@ func TestTheReleaseOfAKeyWakesItsHead(t *testing.T) {
 	})
 }
 
-func TestAReleaseIsNotMissedWhileAMessageGoesBack(t *testing.T) {
+func TestConflict_AReleaseIsNotMissedWhileAMessageGoesBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const rounds = 100
@@ -77,7 +77,7 @@ func TestAReleaseIsNotMissedWhileAMessageGoesBack(t *testing.T) {
 	})
 }
 
-func TestAHeldKeyHoldsNoOtherKeyUp(t *testing.T) {
+func TestConflict_AHeldKeyHoldsNoOtherKeyUp(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold("held")
@@ -98,7 +98,7 @@ func TestAHeldKeyHoldsNoOtherKeyUp(t *testing.T) {
 	})
 }
 
-func TestAConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
+func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		lease := b.hold("other")
@@ -120,7 +120,7 @@ func TestAConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 	})
 }
 
-func TestAKeyThatCannotBeAskedForSpendsNoAttempt(t *testing.T) {
+func TestConflict_AKeyThatCannotBeAskedForSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		nowhere, err := core.New(redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))

@@ -53,7 +53,7 @@ func assertHidden(t *testing.T, text string, secrets ...[]byte) {
 	}
 }
 
-func TestSealedDataIsOpenedAgain(t *testing.T) {
+func TestEncryption_SealedDataIsOpenedAgain(t *testing.T) {
 	for _, keyID := range []string{"k", strings.Repeat("k", keyring.MaxKeyIDLen)} {
 		s := testSealer(t, "q", Keyring{Current: keyID, Keys: map[string][]byte{keyID: randomKey()}})
 		for _, kind := range []string{kindPayload, kindResult, kindCause} {
@@ -70,13 +70,13 @@ func TestSealedDataIsOpenedAgain(t *testing.T) {
 	}
 }
 
-func TestSealingTwiceDiffers(t *testing.T) {
+func TestEncryption_SealingTwiceDiffers(t *testing.T) {
 	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	first := sealTest(t, s, "work")
 	require.NotEqual(t, first, sealTest(t, s, "work"))
 }
 
-func TestNoSealerLeavesDataAsItIs(t *testing.T) {
+func TestEncryption_NoSealerLeavesDataAsItIs(t *testing.T) {
 	var s *sealer
 	for _, data := range [][]byte{nil, {}, []byte("work"), []byte(keyring.Magic)} {
 		sealed, err := s.seal(kindPayload, sealedOf{id: "id", key: "key"}, data)
@@ -126,7 +126,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 }
 
-func TestSealedDataStaysWithItsMessage(t *testing.T) {
+func TestEncryption_SealedDataStaysWithItsMessage(t *testing.T) {
 	keys := Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}}
 	s, other := testSealer(t, "q", keys), testSealer(t, "qq", keys)
 	sealed := sealTest(t, s, "work")
@@ -157,7 +157,7 @@ func TestSealedDataStaysWithItsMessage(t *testing.T) {
 	}
 }
 
-func TestDamagedDataIsRefused(t *testing.T) {
+func TestEncryption_DamagedDataIsRefused(t *testing.T) {
 	key := randomKey()
 	// "j" is one bit from "k": an id that became another known one is refused too.
 	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": key, "j": randomKey()}})
@@ -182,7 +182,7 @@ func TestDamagedDataIsRefused(t *testing.T) {
 	refused(append(bytes.Clone(sealed), sealed...))
 }
 
-func TestPlainDataIsRefused(t *testing.T) {
+func TestEncryption_PlainDataIsRefused(t *testing.T) {
 	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	for _, plain := range []string{"", "my secret", `{"amount":1}`, "\xff", "\xffp", keyring.Magic[1:], "\x00\x01\x02"} {
 		_, err := s.open(kindPayload, sealedOf{id: "id", key: "key"}, []byte(plain))
@@ -211,7 +211,7 @@ func TestPlainDataIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatRedisCannotHoldIsNotSealed(t *testing.T) {
+func TestEncryption_WhatRedisCannotHoldIsNotSealed(t *testing.T) {
 	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	_, err := s.seal(kindResult, sealedOf{id: "id", key: "key"}, make([]byte, maxSealed-keyring.Overhead+1))
 	require.ErrorIs(t, err, ErrPayloadTooLarge)
@@ -256,7 +256,7 @@ func TestBadKeyrings(t *testing.T) {
 	}
 }
 
-func TestWithEncryptionCopiesItsKeyring(t *testing.T) {
+func TestWithEncryption_CopiesItsKeyring(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})
 	defer rdb.Close()
 	key := randomKey()
@@ -276,7 +276,7 @@ func TestWithEncryptionCopiesItsKeyring(t *testing.T) {
 	require.Nil(t, q.sealer)
 }
 
-func TestAKeyringDoesNotShowItsKeys(t *testing.T) {
+func TestEncryption_AKeyringDoesNotShowItsKeys(t *testing.T) {
 	key := randomKey()
 	keys := Keyring{Current: "k", Keys: map[string][]byte{"k": key}}
 	require.Equal(t, "Keyring(current k, of 1)", keys.String())

@@ -17,7 +17,7 @@ import (
 
 // Heartbeats have connections of their own: a service that uses up its pool, for longer than a
 // claim lasts, keeps all that it runs.
-func TestHeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
+func TestHeartbeat_HeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
 	for name, given := range map[string]bool{"of their own": false, "given": true} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {

@@ -16,7 +16,7 @@ import (
 
 // Each case damages the head of a key's FIFO of three, or what is around it. The worker goes on,
 // and the damaged one is accounted for. Those behind it run, if their places were not lost.
-func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
+func TestJunk_IsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	const id, member = "head", "head k"
 	edit := func(key string, edit func(string) string) func(b *bench) error {
@@ -97,7 +97,7 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 	}
 }
 
-func TestEntriesOfNoMessageAreQuarantined(t *testing.T) {
+func TestJunk_EntriesOfNoMessageAreQuarantined(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()
@@ -124,7 +124,7 @@ func TestEntriesOfNoMessageAreQuarantined(t *testing.T) {
 	})
 }
 
-func TestAnIDTakenByJunkIsAClearError(t *testing.T) {
+func TestJunk_AnIDTakenByJunkIsAClearError(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		require.NoError(t, b.rdb.HSet(t.Context(), b.key("m"), "id", "junk").Err())
@@ -135,7 +135,7 @@ func TestAnIDTakenByJunkIsAClearError(t *testing.T) {
 	})
 }
 
-func TestMessagesOutliveTheLossOfOneKey(t *testing.T) {
+func TestJunk_MessagesOutliveTheLossOfOneKey(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"r", "c", "e", "k", "x", "w"} {
 		t.Run(key, func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestMessagesOutliveTheLossOfOneKey(t *testing.T) {
 	}
 }
 
-func TestAKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
+func TestJunk_AKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.enqueue(delayqueue.Job{ID: "a", Key: "k"})
@@ -187,7 +187,7 @@ func TestAKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
 	})
 }
 
-func TestMessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
+func TestJunk_MessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		other := env.Prefix + ":queue:{q/1.2}:open"
@@ -206,7 +206,7 @@ func TestMessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
 	})
 }
 
-func TestADamagedCountStopsNothing(t *testing.T) {
+func TestJunk_ADamagedCountStopsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		for _, count := range []string{"enqueued", "done"} {

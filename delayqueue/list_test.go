@@ -31,7 +31,7 @@ func (b *bench) pages(state delayqueue.State, limit int) (all []delayqueue.Entry
 	}
 }
 
-func TestEachMessageIsOnOnePage(t *testing.T) {
+func TestList_EachMessageIsOnOnePage(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		want := []string{}
 		for i := range 23 {
@@ -64,7 +64,7 @@ func TestEachMessageIsOnOnePage(t *testing.T) {
 }
 
 // Redis orders members of one score by their bytes, which Lua's < need not do.
-func TestPagesOfOneScore(t *testing.T) {
+func TestList_PagesOfOneScore(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		want := []string{}
 		for _, id := range []string{"a", "B", "_", "ab", "~", "!", "a!", "Z", "z", "9", "-"} {
@@ -84,7 +84,7 @@ func TestPagesOfOneScore(t *testing.T) {
 	})
 }
 
-func TestEntriesTellWhatIsKnown(t *testing.T) {
+func TestList_EntriesTellWhatIsKnown(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		const payload, result = "a secret", "an answer"
@@ -159,7 +159,7 @@ func TestEntriesTellWhatIsKnown(t *testing.T) {
 	})
 }
 
-func TestAPayloadThatCannotBeOpenedIsSealed(t *testing.T) {
+func TestList_APayloadThatCannotBeOpenedIsSealed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		plain := b.unencrypted()
@@ -173,7 +173,7 @@ func TestAPayloadThatCannotBeOpenedIsSealed(t *testing.T) {
 	})
 }
 
-func TestDeadLettersAreListedNewestFirst(t *testing.T) {
+func TestList_DeadLettersAreListedNewestFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
 		dead := b.bury(jobs(9, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })...)

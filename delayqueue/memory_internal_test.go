@@ -18,7 +18,7 @@ import (
 )
 
 // What is counted is what Redis uses, whatever is long: keys, ids, principals, causes.
-func TestBytesCountedAreBytesUsed(t *testing.T) {
+func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 	t.Parallel()
 	const messages = 1000
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
@@ -118,7 +118,7 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 }
 
 // A full partition keeps no causes of attempts that failed: they would take ten times as much.
-func TestCausesAreKeptWhileThereIsRoom(t *testing.T) {
+func TestMemory_CausesAreKeptWhileThereIsRoom(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const most = 100_000
 		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxBytes(most), WithMaxPayload(1))

@@ -358,7 +358,7 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hooks .
 	return m.happened, m.weigh()
 }
 
-func TestTheScriptsDoWhatTheModelSays(t *testing.T) { testModel(t, 12) }
+func TestModel_ScriptsDoWhatItSays(t *testing.T) { testModel(t, 12) }
 
 // smaller has the scripts take a partition of few messages for a large one.
 func smaller(t *testing.T, scripts map[string]string) redis.Hook {

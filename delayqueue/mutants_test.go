@@ -118,7 +118,7 @@ var bucketMutants = []mutant{
 	{"what ended is forgotten before its time", "", "text(needed + math.min(math.floor(retention / 64), 1000))", "text(needed - math.floor(retention / 2))"},
 }
 
-func TestMutantsOfBucketsAreCaught(t *testing.T) {
+func TestBuckets_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	for _, m := range bucketMutants {
 		t.Run(m.name, func(t *testing.T) {
@@ -143,7 +143,7 @@ var repartitionMutants = []mutant{
 	{"what is carried over is lost", "enqueue", "    full(key, principal, 0, 0)", "    why = 'lost'"},
 }
 
-func TestMutantsOfARepartitionAreCaught(t *testing.T) {
+func TestRepartition_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	for _, m := range repartitionMutants {
 		t.Run(m.name, func(t *testing.T) {
@@ -175,7 +175,7 @@ func sources() map[string]string {
 // tries is how often a mutant may get away. The one that is hardest to catch is caught by one play in nine.
 const tries = 400
 
-func TestMutantsAreCaught(t *testing.T) {
+func TestModel_MutantsAreCaught(t *testing.T) {
 	var caught atomic.Int64
 	want := int64(0)
 	t.Run("scripts", func(t *testing.T) {

@@ -93,7 +93,7 @@ func jobs(n int, job func(i int) delayqueue.Job) (all []delayqueue.Job) {
 }
 
 // The reply of every first run of each script is lost, and go-redis sends it again.
-func TestOperationsThatAreSentAgainAreDoneOnce(t *testing.T) {
+func TestOperations_ThatAreSentAgainAreDoneOnce(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		dead := b.bury(jobs(6, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint("k", i%2)} })...)
 		// Loaded before, so that the scripts are sent by their hashes.
@@ -146,7 +146,7 @@ func TestOperationsThatAreSentAgainAreDoneOnce(t *testing.T) {
 	})
 }
 
-func TestOperationsInACluster(t *testing.T) {
+func TestOperations_InACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
 	rdb := cluster.Client(t)
@@ -181,7 +181,7 @@ func TestOperationsInACluster(t *testing.T) {
 }
 
 // What a damaged index holds stops no operation.
-func TestOperationsOnJunk(t *testing.T) {
+func TestOperations_OnJunk(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()
@@ -232,7 +232,7 @@ func TestOperationsOnJunk(t *testing.T) {
 	})
 }
 
-func TestAFullRedisLetsPurge(t *testing.T) {
+func TestOperations_AFullRedisLetsPurge(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
@@ -252,7 +252,7 @@ func TestAFullRedisLetsPurge(t *testing.T) {
 	require.Equal(t, delayqueue.StateCancelled, b.status(queued).State)
 }
 
-func TestBadArgumentsAreRefusedBeforeRedis(t *testing.T) {
+func TestOperations_BadArgumentsAreRefusedBeforeRedis(t *testing.T) {
 	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	q, err := delayqueue.New(nowhere, "q")
 	require.NoError(t, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestMessagesOfAKeyRunInOrderOneAtATime(t *testing.T) {
+func TestOrder_MessagesOfAKeyRunInOrderOneAtATime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const keys, each = 4, 25
 		b := setup(t, env)
@@ -58,7 +58,7 @@ func TestMessagesOfAKeyRunInOrderOneAtATime(t *testing.T) {
 	})
 }
 
-func TestAMessageIsNotRunBeforeItsTime(t *testing.T) {
+func TestOrder_AMessageIsNotRunBeforeItsTime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const delay = 200 * time.Millisecond
@@ -82,7 +82,7 @@ func TestAMessageIsNotRunBeforeItsTime(t *testing.T) {
 }
 
 // A delayed message joins its key's FIFO when it is due: behind what waits there then.
-func TestADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
+func TestOrder_ADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		var r ran
@@ -108,7 +108,7 @@ func TestADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
 	})
 }
 
-func TestTheKeyIsFreeWhenTheNextMessageOfItComes(t *testing.T) {
+func TestOrder_TheKeyIsFreeWhenTheNextMessageOfItComes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ids := []string{}

@@ -17,7 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAWorkerStartsBeforeItsRedis(t *testing.T) {
+func TestOutage_AWorkerStartsBeforeItsRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
@@ -32,7 +32,7 @@ func TestAWorkerStartsBeforeItsRedis(t *testing.T) {
 	require.Len(t, r.ids(), 1)
 }
 
-func TestAStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
+func TestOutage_AStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
@@ -52,7 +52,7 @@ func TestAStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
 	require.ErrorIs(t, next(t, stopped), context.Canceled, "the claim lasts 30 s")
 }
 
-func TestNothingIsLostWhenRedisRestarts(t *testing.T) {
+func TestOutage_NothingIsLostWhenRedisRestarts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
@@ -80,7 +80,7 @@ func TestNothingIsLostWhenRedisRestarts(t *testing.T) {
 	require.Zero(t, b.inState())
 }
 
-func TestAQueueThatRedisForgotIsUsedOn(t *testing.T) {
+func TestOutage_AQueueThatRedisForgotIsUsedOn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ev := newEvents()
@@ -108,7 +108,7 @@ func TestAQueueThatRedisForgotIsUsedOn(t *testing.T) {
 // retries and without. What is enqueued again under its id is stored once, what
 // is claimed or ended again is what was claimed or ended before: every handler
 // runs once, and the counters say so.
-func TestLostRepliesChangeNothing(t *testing.T) {
+func TestOutage_LostRepliesChangeNothing(t *testing.T) {
 	t.Parallel()
 	for name, retries := range map[string]int{"go-redis retries": 3, "go-redis does not retry": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestLostRepliesChangeNothing(t *testing.T) {
 	}
 }
 
-func TestAQueueLivesInOneSlotOfACluster(t *testing.T) {
+func TestOutage_AQueueLivesInOneSlotOfACluster(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
 	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
@@ -229,7 +229,7 @@ func TestAQueueLivesInOneSlotOfACluster(t *testing.T) {
 
 // A Redis whose memory is full gets free by the work that is in its queue: that takes locks, though nobody else
 // gets one.
-func TestJobsWithKeysRunOnAFullRedis(t *testing.T) {
+func TestOutage_JobsWithKeysRunOnAFullRedis(t *testing.T) {
 	t.Parallel()
 	full := func(t *testing.T, b *bench, fill func(context.Context, func(context.Context, *redis.Client) error) error) {
 		t.Helper()

@@ -57,7 +57,7 @@ func inPartition(t *testing.T, b *bench, i, n int) string {
 	return ""
 }
 
-func TestAPartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
+func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lease = time.Second
 		b := setup(t, env, delayqueue.WithPartitions(2))
@@ -92,7 +92,7 @@ func TestAPartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 	})
 }
 
-func TestABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
+func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		busy, other := inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)
@@ -114,7 +114,7 @@ func TestABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 	})
 }
 
-func TestAPartitionThatIsDownKeepsNoSlots(t *testing.T) {
+func TestPartition_APartitionThatIsDownKeepsNoSlots(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		other := inPartition(t, b, 2, 2)

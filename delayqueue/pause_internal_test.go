@@ -13,7 +13,7 @@ import (
 )
 
 // Pause, or Stop, comes after a turn decided to go on, and before its settlement.
-func TestASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
+func TestPause_ASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))

@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAPausedQueueStartsNothing(t *testing.T) {
+func TestPause_APausedQueueStartsNothing(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		require.NoError(t, b.queue.Resume(ctx), "it is not paused")
@@ -52,7 +52,7 @@ func TestAPausedQueueStartsNothing(t *testing.T) {
 	})
 }
 
-func TestAPauseEndsByItself(t *testing.T) {
+func TestPause_APauseEndsByItself(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		require.NoError(t, b.queue.Pause(t.Context(), time.Second))
@@ -64,7 +64,7 @@ func TestAPauseEndsByItself(t *testing.T) {
 	})
 }
 
-func TestResumeWakesTheWorkers(t *testing.T) {
+func TestResume_WakesTheWorkers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
 		var r ran
@@ -85,7 +85,7 @@ func TestResumeWakesTheWorkers(t *testing.T) {
 }
 
 // Redis has no memory left: nothing can be enqueued, and what does harm can be stopped all the same.
-func TestPauseOnAFullRedis(t *testing.T) {
+func TestPause_OnAFullRedis(t *testing.T) {
 	t.Parallel()
 	for name, forget := range map[string]bool{"the scripts are known": false, "they are not": true} {
 		t.Run(name, func(t *testing.T) {

@@ -94,7 +94,7 @@ func TestLongPayload_LivesAsLongAsItsMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, livesLong(t, env)) })
 }
 
-func TestMutantsOfLongPayloadsAreCaught(t *testing.T) {
+func TestPayload_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	sources := sources()
 	sources["free"], sources["payloads"] = freeScript.Source(), payloadsScript.Source()

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAConflictingCallIsParkedAndRunLater(t *testing.T) {
+func TestPolicy_AConflictingCallIsParkedAndRunLater(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		guard := b.other.Guard(delayqueue.Policy(b.queue))
@@ -37,7 +37,7 @@ func TestAConflictingCallIsParkedAndRunLater(t *testing.T) {
 	})
 }
 
-func TestACallThatCannotBeParkedIsRefused(t *testing.T) {
+func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepth(1))
 		policy := delayqueue.Policy(b.queue)
@@ -64,7 +64,7 @@ func TestACallThatCannotBeParkedIsRefused(t *testing.T) {
 	})
 }
 
-func TestAPolicyWithoutAQueueIsAnError(t *testing.T) {
+func TestPolicy_APolicyWithoutAQueueIsAnError(t *testing.T) {
 	policy := delayqueue.Policy(nil)
 	_, err := policy.OnConflict(t.Context(), core.Conflict{})
 	require.ErrorIs(t, err, core.ErrInvalidOption)
@@ -74,7 +74,7 @@ func TestAPolicyWithoutAQueueIsAnError(t *testing.T) {
 	require.ErrorIs(t, locker.Guard(policy).Err(), core.ErrInvalidOption)
 }
 
-func TestAParkedCallWhoseReplyWasLostIsStoredOnce(t *testing.T) {
+func TestPolicy_AParkedCallWhoseReplyWasLostIsStoredOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1})

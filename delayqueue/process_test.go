@@ -164,7 +164,7 @@ func spawn(t *testing.T, c workerConfig) *exec.Cmd {
 	return cmd
 }
 
-func TestAMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
+func TestProcess_AMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	const lease = 500 * time.Millisecond
@@ -187,7 +187,7 @@ func TestAMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
 
 // What has no key, and was claimed together with a message that kills its process, is not claimed together with it again and
 // again: else all of it would be dead letters, and some of that no handler had ever seen.
-func TestAMessageThatKillsItsWorkerTakesNoOthersAlong(t *testing.T) {
+func TestProcess_AMessageThatKillsItsWorkerTakesNoOthersAlong(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	config := workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: 500 * time.Millisecond, Mode: "die", Concurrency: 16}
@@ -212,7 +212,7 @@ func TestAMessageThatKillsItsWorkerTakesNoOthersAlong(t *testing.T) {
 }
 
 // One message of a hundred kills its process whenever it is run, and a process that died is followed by another one.
-func TestMessagesThatKillTheirWorkersBuryNoOthers(t *testing.T) {
+func TestProcess_MessagesThatKillTheirWorkersBuryNoOthers(t *testing.T) {
 	const fifos, each, processes, attempts = 100, 50, 4, 3 // every other FIFO is of a key
 	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts))
 	killer := func(fifo, i int) bool { return fifo%4 < 2 && i == 10 }
@@ -277,7 +277,7 @@ func TestMessagesThatKillTheirWorkersBuryNoOthers(t *testing.T) {
 	}
 }
 
-func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
+func TestProcess_EveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	ctx := t.Context()
@@ -339,7 +339,7 @@ func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
 	t.Logf("done %d, dead %d, run again %d", messages-dead, dead, again)
 }
 
-func TestHandlersOfAStoppedWorkerFindDoneClosed(t *testing.T) {
+func TestProcess_HandlersOfAStoppedWorkerFindDoneClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	const lease, each = 500 * time.Millisecond, 20

@@ -17,7 +17,7 @@ import (
 
 // All wait far longer than a claim lasts for the only slot: none is claimed before its
 // turn, so none is lost to its claim's end.
-func TestMessagesBehindASlowHandlerRunOnce(t *testing.T) {
+func TestWorker_MessagesBehindASlowHandlerRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const lease = 300 * time.Millisecond
@@ -38,7 +38,7 @@ func TestMessagesBehindASlowHandlerRunOnce(t *testing.T) {
 	})
 }
 
-func TestAMessageThatPanicsEachTimeDelaysNoOther(t *testing.T) {
+func TestWorker_AMessageThatPanicsEachTimeDelaysNoOther(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(3))
 		var r ran
@@ -66,7 +66,7 @@ func TestAMessageThatPanicsEachTimeDelaysNoOther(t *testing.T) {
 	})
 }
 
-func TestALockThatIsHeldThroughAHundredWakeUpsSpendsNothing(t *testing.T) {
+func TestWorker_ALockThatIsHeldThroughAHundredWakeUpsSpendsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		lease := b.hold("k")
@@ -92,7 +92,7 @@ func TestALockThatIsHeldThroughAHundredWakeUpsSpendsNothing(t *testing.T) {
 }
 
 // The clock of Redis is years away from the client's, either way, and alone decides.
-func TestNoClockButRedisDecidesWhatIsTooOld(t *testing.T) {
+func TestWorker_NoClockButRedisDecidesWhatIsTooOld(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"ahead": 20000 * time.Hour, "behind": -20000 * time.Hour} {
 		t.Run(name, func(t *testing.T) {

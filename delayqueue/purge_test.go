@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAPurgedLetterIsForgotten(t *testing.T) {
+func TestPurge_APurgedDeadLetterIsForgotten(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		dead := b.bury(delayqueue.Job{ID: "id", Key: "k", Payload: []byte("secret")})[0]
@@ -31,7 +31,7 @@ func TestAPurgedLetterIsForgotten(t *testing.T) {
 	})
 }
 
-func TestPurgeAllGoesThroughMoreThanAPage(t *testing.T) {
+func TestPurgeAll_GoesThroughMoreThanAPage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()
@@ -57,7 +57,7 @@ func TestPurgeAllGoesThroughMoreThanAPage(t *testing.T) {
 	})
 }
 
-func TestCancelAllFindsAKeyBehindMoreThanAPage(t *testing.T) {
+func TestCancelAll_FindsAKeyBehindMoreThanAPage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()
@@ -85,7 +85,7 @@ func TestCancelAllFindsAKeyBehindMoreThanAPage(t *testing.T) {
 	})
 }
 
-func TestCancelAllLeavesRunningMessagesAlone(t *testing.T) {
+func TestCancelAll_LeavesRunningMessagesAlone(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		started, block := make(chan struct{}), make(chan struct{})

@@ -16,7 +16,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAMessageIsStoredAndRunOnce(t *testing.T) {
+func TestQueue_AMessageIsStoredAndRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		payload := []byte("\x00\xff{}\r\n")
@@ -46,7 +46,7 @@ func TestAMessageIsStoredAndRunOnce(t *testing.T) {
 	})
 }
 
-func TestTheSameIDGetsTheSameTicket(t *testing.T) {
+func TestQueue_TheSameIDGetsTheSameTicket(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		first, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k"})
@@ -69,7 +69,7 @@ func TestTheSameIDGetsTheSameTicket(t *testing.T) {
 	})
 }
 
-func TestAFullQueueTellsWhatIsFull(t *testing.T) {
+func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
 		refused := func(key string, is, isNot error) {
@@ -90,7 +90,7 @@ func TestAFullQueueTellsWhatIsFull(t *testing.T) {
 	})
 }
 
-func TestMessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {
+func TestQueue_MessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1))
 		old := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 20 * time.Millisecond})
@@ -102,7 +102,7 @@ func TestMessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {
 	})
 }
 
-func TestBadJobsAreRefusedBeforeRedis(t *testing.T) {
+func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {
 	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	q, err := delayqueue.New(nowhere, "q", delayqueue.WithMaxPayload(10))
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestBadJobsAreRefusedBeforeRedis(t *testing.T) {
 	}
 }
 
-func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
+func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
 	q, err := delayqueue.New(rdb, "Az09._-")
 	require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestTheCallersOwnContextIsReportedAsSuch(t *testing.T) {
+func TestQueue_TheCallersOwnContextIsReportedAsSuch(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		why := errors.New("why")
@@ -222,7 +222,7 @@ func TestTheCallersOwnContextIsReportedAsSuch(t *testing.T) {
 	})
 }
 
-func TestUnknownIDsAreNotFound(t *testing.T) {
+func TestQueue_UnknownIDsAreNotFound(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		for _, id := range []string{"", "unknown", "a b", strings.Repeat("x", 1000)} {
@@ -232,7 +232,7 @@ func TestUnknownIDsAreNotFound(t *testing.T) {
 	})
 }
 
-func TestEverythingInRedisHasATTL(t *testing.T) {
+func TestQueue_EverythingInRedisHasATTL(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()

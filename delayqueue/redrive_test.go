@@ -15,7 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestARedrivenLetterRunsAsIfItWereNew(t *testing.T) {
+func TestRedrive_ARedrivenDeadLetterRunsAsIfItWereNew(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		dead := b.bury(delayqueue.Job{Key: "k", Name: "n", Principal: "me", Payload: []byte("work"), MaxAge: time.Minute})[0]
@@ -47,7 +47,7 @@ func TestARedrivenLetterRunsAsIfItWereNew(t *testing.T) {
 	})
 }
 
-func TestARedrivenLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
+func TestRedrive_ARedrivenDeadLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		dead := b.bury(delayqueue.Job{ID: "id", Key: "k"})[0]
@@ -70,7 +70,7 @@ func TestARedrivenLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
 	})
 }
 
-func TestTheBoundsHoldForWhatIsRedriven(t *testing.T) {
+func TestRedrive_TheBoundsHoldForWhatIsRedriven(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1), delayqueue.WithMaxDepth(2))
 		ctx := t.Context()
@@ -91,7 +91,7 @@ func TestTheBoundsHoldForWhatIsRedriven(t *testing.T) {
 	})
 }
 
-func TestWhatIsTooOldGivesWayToWhatIsRedriven(t *testing.T) {
+func TestRedrive_WhatIsTooOldGivesWayToWhatIsRedriven(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1))
 		dead := b.bury(delayqueue.Job{Key: "k"})[0]
@@ -100,7 +100,7 @@ func TestWhatIsTooOldGivesWayToWhatIsRedriven(t *testing.T) {
 	})
 }
 
-func TestAFilterChooses(t *testing.T) {
+func TestRedrive_AFilterChooses(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		b.bury(
@@ -141,7 +141,7 @@ func TestAFilterChooses(t *testing.T) {
 	})
 }
 
-func TestRedriveAllKeepsTheOrderOfEachKey(t *testing.T) {
+func TestRedriveAll_KeepsTheOrderOfEachKey(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		dead := b.bury(jobs(12, func(i int) delayqueue.Job { return delayqueue.Job{ID: fmt.Sprintf("%02d", i), Key: "k"} })...)
 		for _, limit := range []int{5, 5, 5} {
@@ -155,7 +155,7 @@ func TestRedriveAllKeepsTheOrderOfEachKey(t *testing.T) {
 }
 
 // What dies of the same cause again is not redriven for ever.
-func TestRedriveAllTakesEachLetterOnce(t *testing.T) {
+func TestRedriveAll_TakesEachDeadLetterOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
 		const deadLetters = 150
@@ -176,7 +176,7 @@ func TestRedriveAllTakesEachLetterOnce(t *testing.T) {
 	})
 }
 
-func TestRedriveAllHasARateThatItsContextEnds(t *testing.T) {
+func TestRedriveAll_HasARateThatItsContextEnds(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.bury(jobs(8, func(int) delayqueue.Job { return delayqueue.Job{} })...)

@@ -38,7 +38,7 @@ func (a answers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	return next
 }
 
-func TestWhateverRedisRefusesWithLosesNothing(t *testing.T) {
+func TestRefusal_WhateverRedisRefusesWithLosesNothing(t *testing.T) {
 	for name, said := range map[string]string{
 		"READONLY": "READONLY You can't write against a read only replica.",
 		"LOADING":  "LOADING Redis is loading the dataset in memory",
@@ -66,7 +66,7 @@ func TestWhateverRedisRefusesWithLosesNothing(t *testing.T) {
 	}
 }
 
-func TestFlushedScriptsLoseNothing(t *testing.T) {
+func TestRefusal_FlushedScriptsLoseNothing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Prefix: "p"})

@@ -42,7 +42,7 @@ func (b *bench) isNotReserved(key string) {
 }
 
 // Who gave up has its buffer back.
-func TestAPayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
+func TestRegression_APayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		proxy := redistest.NewProxy(t, env.Addr)
@@ -103,7 +103,7 @@ func (n *lostClaims) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 }
 
 // The claim that is sent again brings what it took for more slots than there are now.
-func TestAWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing.T) {
+func TestRegression_AWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const slots = 4
 		b := setup(t, env, delayqueue.WithPartitions(2))
@@ -151,7 +151,7 @@ func TestAWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing
 	})
 }
 
-func TestAPrefixWithASlashStillWakesWorkers(t *testing.T) {
+func TestRegression_APrefixWithASlashStillWakesWorkers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		env.Prefix += "/team"
 		b := setup(t, env)
@@ -164,7 +164,7 @@ func TestAPrefixWithASlashStillWakesWorkers(t *testing.T) {
 	})
 }
 
-func TestAKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
+func TestRegression_AKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		lease := b.hold("k")
@@ -179,7 +179,7 @@ func TestAKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
 	})
 }
 
-func TestAStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
+func TestRegression_AStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		started := make(chan struct{})
@@ -201,7 +201,7 @@ func TestAStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
 	})
 }
 
-func TestAWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
+func TestRegression_AWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		lease := b.hold("k")
@@ -213,7 +213,7 @@ func TestAWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
 	})
 }
 
-func TestAShorterPauseEndsWithinASecond(t *testing.T) {
+func TestRegression_AShorterPauseEndsWithinASecond(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	var r ran
@@ -228,7 +228,7 @@ func TestAShorterPauseEndsWithinASecond(t *testing.T) {
 }
 
 // Its announcements are denied, and only they.
-func TestAUserWithoutChannelsStoresAndCancelsAsAWhole(t *testing.T) {
+func TestRegression_AUserWithoutChannelsStoresAndCancelsAsAWhole(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	admin := redistest.Client(t, &redis.Options{Addr: server.Addr})
@@ -251,7 +251,7 @@ func TestAUserWithoutChannelsStoresAndCancelsAsAWhole(t *testing.T) {
 }
 
 // Only a message's own payload is another worker's business.
-func TestAHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T) {
+func TestRegression_AHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(2))
 		ring := func(id string) *delayqueue.Queue {
@@ -292,7 +292,7 @@ func (n downNode) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-func TestAMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
+func TestRegression_AMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		for down := 1; down <= 2; down++ {
@@ -306,7 +306,7 @@ func TestAMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
 }
 
 // What waits for its next attempt holds back those that were parked behind it, and no fresh calls.
-func TestARetryOfMoreThanADayKeepsNoFreshCallOut(t *testing.T) {
+func TestRegression_ARetryOfMoreThanADayKeepsNoFreshCallOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAge(90*24*time.Hour))
 		lease := b.hold("k")
@@ -327,7 +327,7 @@ func TestARetryOfMoreThanADayKeepsNoFreshCallOut(t *testing.T) {
 	})
 }
 
-func TestAKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
+func TestRegression_AKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(5))
 		for i := range 60 {
@@ -342,7 +342,7 @@ func TestAKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
 }
 
 // The message that the end of another brings is given back.
-func TestNoHandlerBeginsAfterStopWasCalled(t *testing.T) {
+func TestRegression_NoHandlerBeginsAfterStopWasCalled(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		proxy := redistest.NewProxy(t, env.Addr)
@@ -378,7 +378,7 @@ func (mistaken) OnSettled(context.Context, delayqueue.Settled)   { panic("an obs
 func (mistaken) OnReaped(context.Context, delayqueue.Reaped)     { panic("an observer's mistake") }
 func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an observer's mistake") }
 
-func TestAnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
+func TestRegression_AnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		_, err := b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})

@@ -389,7 +389,7 @@ var coalesceMutants = []mutant{
 	{"what is carried over is not replaced", "enqueue", "header = '1' .. flag .. '-'", "header = '1' .. (tries and '-' or flag) .. '-'"},
 }
 
-func TestMutantsOfCoalescingInARepartitionAreCaught(t *testing.T) {
+func TestRepartition_MutantsOfCoalescingAreCaught(t *testing.T) {
 	t.Parallel()
 	for _, m := range coalesceMutants {
 		t.Run(m.name, func(t *testing.T) {

@@ -204,7 +204,7 @@ var haltMutants = []mutant{
 	{"the end of a halt is not announced", "", "      announce(key)\n", "      if why ~= 'resumed' then\n        announce(key)\n      end\n"},
 }
 
-func TestMutantsOfHaltsInARepartitionAreCaught(t *testing.T) {
+func TestRepartition_MutantsOfHaltsAreCaught(t *testing.T) {
 	t.Parallel()
 	for _, m := range haltMutants {
 		t.Run(m.name, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 
 // The second call is parked between the first one's claim and its lease: the worker that
 // runs the first does not know of it, and must not end its reservation.
-func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
+func TestReservation_ACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		guard := b.other.Guard(delayqueue.Policy(b.queue))
@@ -67,7 +67,7 @@ func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
 }
 
 // A reservation is for work that could run now.
-func TestWhatCannotRunNowKeepsNoFreshCallOut(t *testing.T) {
+func TestReservation_WhatCannotRunNowKeepsNoFreshCallOut(t *testing.T) {
 	t.Parallel()
 	for name, begin := range map[string]func(b *bench) string{
 		"a delayed job beside it": func(b *bench) string {

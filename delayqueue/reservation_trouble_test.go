@@ -18,7 +18,7 @@ import (
 
 // The reservation of what was parked while a message of the queue runs must not run out
 // before that message is over.
-func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
+func TestReservation_AFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const window = 1500 * time.Millisecond
 		b := setup(t, env, delayqueue.WithReservationWindow(window))
@@ -56,7 +56,7 @@ func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 
 // Between two tries of a parked message its reservation must not run out, however long
 // the key is held.
-func TestAShortReservationWindowHoldsWhileAWorkerTries(t *testing.T) {
+func TestReservation_AShortReservationWindowHoldsWhileAWorkerTries(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const window = time.Second
 		b := setup(t, env, delayqueue.WithReservationWindow(window))
@@ -90,7 +90,7 @@ func TestAShortReservationWindowHoldsWhileAWorkerTries(t *testing.T) {
 }
 
 // That the end of a reservation did not reach Redis once keeps the key for nobody.
-func TestALostUnreserveIsMadeUpFor(t *testing.T) {
+func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
@@ -124,7 +124,7 @@ func TestALostUnreserveIsMadeUpFor(t *testing.T) {
 
 // Nobody listens while the last message of a key is cancelled: between two workers, or
 // while the subscription is down.
-func TestAKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
+func TestReservation_AKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		lease := b.hold("k")
@@ -143,7 +143,7 @@ func TestAKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
 
 // A key is found to have no messages; then one comes, and a worker meets the held key:
 // that has reserved it, and what was found before does not count any more.
-func TestAReservationThatATryRefreshedIsNotEnded(t *testing.T) {
+func TestReservation_AReservationThatATryRefreshedIsNotEnded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold("k")

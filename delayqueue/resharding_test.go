@@ -21,7 +21,7 @@ import (
 
 // While the slot of a queue moves, part of its keys are on one node and part on the
 // other: no script may run on either.
-func TestAQueueIsUnavailableWhileItsSlotMoves(t *testing.T) {
+func TestReshard_AQueueIsUnavailableWhileItsSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	b := onCluster(t, c, "q")

@@ -12,7 +12,7 @@ import (
 )
 
 // What a result is sealed with is the whole identity of its message.
-func TestASealedResultIsOpened(t *testing.T) {
+func TestResult_ASealedResultIsOpened(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithEncryption(delayqueue.Keyring{
 			Current: "k1", Keys: map[string][]byte{"k1": bytes.Repeat([]byte{7}, 32)},

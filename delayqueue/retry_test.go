@@ -16,7 +16,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
+func TestRetry_AFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(3))
 		ev := newEvents()
@@ -46,7 +46,7 @@ func TestAFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
 	})
 }
 
-func TestAMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
+func TestRetry_AMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithReservationWindow(0))
 		ev := newEvents()
@@ -70,7 +70,7 @@ func TestAMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
 	})
 }
 
-func TestSkipRetryMakesADeadLetterAtOnce(t *testing.T) {
+func TestSkipRetry_MakesADeadLetterAtOnce(t *testing.T) {
 	require.NoError(t, delayqueue.SkipRetry(nil))
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -83,7 +83,7 @@ func TestSkipRetryMakesADeadLetterAtOnce(t *testing.T) {
 	})
 }
 
-func TestAPanicIsAFailedAttempt(t *testing.T) {
+func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(2))
 		b.start(func(_ context.Context, m delayqueue.Message) error {
@@ -115,7 +115,7 @@ func TestAPanicIsAFailedAttempt(t *testing.T) {
 	})
 }
 
-func TestAnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
+func TestRetry_AnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -136,7 +136,7 @@ func TestAnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
 	})
 }
 
-func TestAMessageThatIsTooOldNeverRuns(t *testing.T) {
+func TestRetry_AMessageThatIsTooOldNeverRuns(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ev := newEvents()
@@ -168,7 +168,7 @@ func TestAMessageThatIsTooOldNeverRuns(t *testing.T) {
 	})
 }
 
-func TestAMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
+func TestRetry_AMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold("k")
@@ -186,7 +186,7 @@ type picky struct{ why string }
 
 func (p *picky) Error() string { return p.why }
 
-func TestAnErrorThatCannotBeReadIsAFailedAttemptToo(t *testing.T) {
+func TestRetry_AnErrorThatCannotBeReadIsAFailedAttemptToo(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		b.start(func(_ context.Context, m delayqueue.Message) error {

@@ -57,7 +57,7 @@ func settleTest(t *testing.T, c *claim, v outcome) (held bool) {
 	return s.held
 }
 
-func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
+func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		for i := range 5 {
@@ -75,7 +75,7 @@ func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 }
 
 // Its reply was lost, and it was sent again; its first copy comes to Redis when its sender has gone on.
-func TestAClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
+func TestScripts_AClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		for i := range 5 {
@@ -91,7 +91,7 @@ func TestAClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
 }
 
 // A receipt for each fetcher, and those of the dead are forgotten.
-func TestReceiptsAreBounded(t *testing.T) {
+func TestReceipts_AreBounded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		p := q.partitions[0]
@@ -111,7 +111,7 @@ func TestReceiptsAreBounded(t *testing.T) {
 	})
 }
 
-func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
+func TestScripts_ASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		for kind, want := range map[Outcome]Status{
@@ -140,7 +140,7 @@ func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 	})
 }
 
-func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
+func TestScripts_AClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -164,7 +164,7 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 	})
 }
 
-func TestAWakeReachesAMessageOnItsWayBack(t *testing.T) {
+func TestScripts_AWakeReachesAMessageOnItsWayBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -199,7 +199,7 @@ func TestAWakeReachesAMessageOnItsWayBack(t *testing.T) {
 	})
 }
 
-func TestAClaimTellsWhenToLookAgain(t *testing.T) {
+func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		wait := func() time.Duration {
@@ -224,7 +224,7 @@ func TestAClaimTellsWhenToLookAgain(t *testing.T) {
 	})
 }
 
-func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
+func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
 	q := testQueue(t, env)
@@ -260,7 +260,7 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
 }
 
-func TestAClaimBringsABoundedNumberOfBytes(t *testing.T) {
+func TestScripts_AClaimBringsABoundedNumberOfBytes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		for i := range 8 {
@@ -273,7 +273,7 @@ func TestAClaimBringsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
-func TestWhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
+func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const keys, size = 12, 512 << 10
 		q := testQueue(t, env)
@@ -305,7 +305,7 @@ func TestWhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 
 // A delayed message becomes due while the last of its key is being settled: the settlement that
 // claims what is due may take it, and then it is not due any more.
-func TestWhatASettlementClaimedIsNotDueAgain(t *testing.T) {
+func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 	for _, which := range []string{nextOfKey, nextOfAny} {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -343,7 +343,7 @@ func TestWhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 	}
 }
 
-func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
+func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -363,7 +363,7 @@ func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 	})
 }
 
-func TestTheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
+func TestScripts_TheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -375,7 +375,7 @@ func TestTheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
 	})
 }
 
-func TestALetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
+func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -407,7 +407,7 @@ func claimNext(t *testing.T, c *claim, which, token string) (settled, error) {
 	return settleOnce(c, outcome{kind: OutcomeDone, which: which, next: token})
 }
 
-func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
+func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 	t.Parallel()
 	for _, which := range []string{nextOfKey, nextOfAny} {
 		t.Run(which, func(t *testing.T) {
@@ -451,7 +451,7 @@ func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 }
 
 // Workers with other claim leases share its queue: it is sent again together with theirs.
-func TestASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(t *testing.T) {
+func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		for _, id := range []string{"a", "b", "c"} {
@@ -468,7 +468,7 @@ func TestASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(t *testi
 	})
 }
 
-func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
+func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -497,7 +497,7 @@ func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 
 // What a settlement claimed is looked for when it is sent again. Junk among what runs brings
 // no message.
-func TestJunkAmongWhatRunsIsNoMessage(t *testing.T) {
+func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		p := q.partitions[0]
@@ -524,7 +524,7 @@ func TestJunkAmongWhatRunsIsNoMessage(t *testing.T) {
 
 // The settlement ran, its reply was lost, and before it was sent again others claimed and
 // settled the message. What it had claimed is known to nobody but its caller.
-func TestWhatASettlementClaimedIsFoundAgain(t *testing.T) {
+func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
@@ -547,7 +547,7 @@ func TestWhatASettlementClaimedIsFoundAgain(t *testing.T) {
 }
 
 // Others that run are claimed, or extended, before the settlement and after it, in any number.
-func TestWhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
+func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 	const many = 1500
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)

@@ -12,7 +12,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestStatsCountAndTellHowLateTheWorkersAre(t *testing.T) {
+func TestStats_CountAndTellHowLateTheWorkersAre(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		require.Equal(t, delayqueue.Stats{Partitions: b.stats().Partitions}, b.stats())
 		first := b.enqueue(delayqueue.Job{Key: "a"})
@@ -30,7 +30,7 @@ func TestStatsCountAndTellHowLateTheWorkersAre(t *testing.T) {
 	})
 }
 
-func TestTotalsCountHowMessagesEnded(t *testing.T) {
+func TestTotals_CountHowMessagesEnded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
 		cancelled := b.enqueue(delayqueue.Job{Key: "c"})

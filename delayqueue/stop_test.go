@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestAWorkerStartsOnce(t *testing.T) {
+func TestStop_AWorkerStartsOnce(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	var r ran
 	w := b.start(r.handle)
@@ -29,7 +29,7 @@ func TestAWorkerStartsOnce(t *testing.T) {
 	require.ErrorIs(t, never.Start(), delayqueue.ErrStopped)
 }
 
-func TestStopLetsHandlersFinish(t *testing.T) {
+func TestStop_LetsHandlersFinish(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		started, block := make(chan struct{}), make(chan struct{})
@@ -63,7 +63,7 @@ func TestStopLetsHandlersFinish(t *testing.T) {
 	})
 }
 
-func TestStopGivesBackWhatItInterrupts(t *testing.T) {
+func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		started, returned := make(chan struct{}, 2), make(chan error, 2)
@@ -99,7 +99,7 @@ func TestStopGivesBackWhatItInterrupts(t *testing.T) {
 	})
 }
 
-func TestAnIdleWorkerIsQuiet(t *testing.T) {
+func TestStop_AnIdleWorkerIsQuiet(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Embedded(t))
 	var r ran

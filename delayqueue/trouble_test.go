@@ -51,7 +51,7 @@ func keylessIDs(name string, partition uint32, n int) (ids []string) {
 
 // What a claim took whose reply was lost has become too old when the claim is sent
 // again: the worker must not go on asking for it until the claim's lease is over.
-func TestAClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
+func TestWorker_AClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
@@ -84,7 +84,7 @@ func TestAClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
 
 // A claim that was sent again brings more than there are slots for. What waits for a
 // slot must stay claimed: else it spends attempts, and dies, without ever having run.
-func TestWhatWaitsForAHandStaysClaimed(t *testing.T) {
+func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const slots, lease = 4, 500 * time.Millisecond
 		b := setup(t, env, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1))
@@ -128,7 +128,7 @@ func TestWhatWaitsForAHandStaysClaimed(t *testing.T) {
 
 // A message is started before its not_after or never, also when its key was long in
 // coming.
-func TestNoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
+func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		proxy := redistest.NewProxy(t, env.Addr)
@@ -158,7 +158,7 @@ func TestNoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 }
 
 // A node that does not answer costs the other partitions nothing: not their slots.
-func TestAPartitionThatHangsDoesNotTakeTheHandsOfOthers(t *testing.T) {
+func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		rdb := env.Client(t)
@@ -185,7 +185,7 @@ func TestAPartitionThatHangsDoesNotTakeTheHandsOfOthers(t *testing.T) {
 }
 
 // A node that does not answer costs the other partitions nothing: not their wake-ups.
-func TestAPartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
+func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
@@ -223,7 +223,7 @@ func TestAPartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 }
 
 // One connection that has died costs no claim, as long as Redis is well.
-func TestADeadConnectionCostsNoClaim(t *testing.T) {
+func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lease = 2 * time.Second
 		b := setup(t, env)
@@ -255,7 +255,7 @@ func TestADeadConnectionCostsNoClaim(t *testing.T) {
 }
 
 // What a claim took whose reply was lost goes back when the worker is stopped.
-func TestStopGivesBackWhatALostClaimTook(t *testing.T) {
+func TestStop_GivesBackWhatALostClaimTook(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
@@ -282,7 +282,7 @@ func TestStopGivesBackWhatALostClaimTook(t *testing.T) {
 }
 
 // A damaged due time delays its message, and no other.
-func TestAMessageWhoseDueScoreIsDamagedHoldsUpNoOther(t *testing.T) {
+func TestWorker_AMessageWhoseDueScoreIsDamagedHoldsUpNoOther(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		late := []string{b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: "k"})}
@@ -298,7 +298,7 @@ func TestAMessageWhoseDueScoreIsDamagedHoldsUpNoOther(t *testing.T) {
 }
 
 // A delay that is shorter than the max age, as Enqueue asks for, lets the job run.
-func TestAJobThatMayStartForAMillisecondIsNotRefusedItsStart(t *testing.T) {
+func TestWorker_AJobThatMayStartForAMillisecondIsNotRefusedItsStart(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Delay: 1200 * time.Microsecond, MaxAge: 1900 * time.Microsecond})
@@ -308,7 +308,7 @@ func TestAJobThatMayStartForAMillisecondIsNotRefusedItsStart(t *testing.T) {
 
 // A key that is released has its head run at once, also while thousands of others have
 // just lost their last message.
-func TestWakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
+func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	proxy := redistest.NewProxy(t, b.env.Addr)
@@ -335,7 +335,7 @@ func TestWakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 }
 
 // Stop whose ctx has ended waits for handlers, and for no Redis.
-func TestStopDoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
+func TestStop_DoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		proxy := redistest.NewProxy(t, env.Addr)

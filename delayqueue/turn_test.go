@@ -36,7 +36,7 @@ func (f *fences) handle(ctx context.Context, m delayqueue.Message) error {
 	return f.ran.handle(ctx, m)
 }
 
-func TestMessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
+func TestWorker_MessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		var ids []string
@@ -60,7 +60,7 @@ func TestMessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
 	})
 }
 
-func TestATurnEndsForOtherKeys(t *testing.T) {
+func TestWorker_ATurnEndsForOtherKeys(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		for i := range 20 {
@@ -87,7 +87,7 @@ func TestATurnEndsForOtherKeys(t *testing.T) {
 	})
 }
 
-func TestAFailureEndsATurnAndKeepsThePlace(t *testing.T) {
+func TestWorker_AFailureEndsATurnAndKeepsThePlace(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		for i := range 6 {
@@ -113,7 +113,7 @@ func TestAFailureEndsATurnAndKeepsThePlace(t *testing.T) {
 	})
 }
 
-func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
+func TestWorker_AFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		guard := b.other.Guard(delayqueue.Policy(b.queue))
@@ -145,7 +145,7 @@ func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 	})
 }
 
-func TestWithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
+func TestWorker_WithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithReservationWindow(0))
 		lease := b.hold("k")
@@ -156,7 +156,7 @@ func TestWithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
 	})
 }
 
-func TestACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
+func TestWorker_ACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()
@@ -184,7 +184,7 @@ func TestACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 	})
 }
 
-func TestCancelTellsWhatItCannotCancel(t *testing.T) {
+func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
 		ctx := t.Context()
@@ -206,7 +206,7 @@ func TestCancelTellsWhatItCannotCancel(t *testing.T) {
 	})
 }
 
-func TestWaitTellsTheEnd(t *testing.T) {
+func TestWait_TellsTheEnd(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		id := b.enqueue(delayqueue.Job{Delay: 30 * time.Millisecond})
@@ -223,7 +223,7 @@ func TestWaitTellsTheEnd(t *testing.T) {
 	})
 }
 
-func TestPartitionsShareTheWorkAndKeepKeysTogether(t *testing.T) {
+func TestPartition_AllShareTheWorkAndKeepKeysTogether(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(5))
 		r := &ran{}
@@ -259,7 +259,7 @@ func TestPartitionsShareTheWorkAndKeepKeysTogether(t *testing.T) {
 	})
 }
 
-func TestAPausedWorkerClaimsNothing(t *testing.T) {
+func TestWorker_APausedWorkerClaimsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		r := &ran{}
@@ -274,7 +274,7 @@ func TestAPausedWorkerClaimsNothing(t *testing.T) {
 	})
 }
 
-func TestResultsAreKeptWithTheirMessage(t *testing.T) {
+func TestResult_IsKeptWithItsMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		keys := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("0123456789abcdef0123456789abcdef")}}
 		for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keys)}} {
@@ -314,7 +314,7 @@ func TestResultsAreKeptWithTheirMessage(t *testing.T) {
 	})
 }
 
-func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
+func TestWorker_AMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ring := func(id string) delayqueue.Option {
 			return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte("0123456789abcdef0123456789abcde" + id)}})
@@ -341,7 +341,7 @@ func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 	})
 }
 
-func TestMiddlewareWrapsTheHandlerFromOutsideIn(t *testing.T) {
+func TestMiddleware_WrapsTheHandlerFromOutsideIn(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	var order []string
 	wrap := func(name string) delayqueue.Middleware {

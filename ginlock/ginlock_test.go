@@ -24,7 +24,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestRefusalAbortsTheChain(t *testing.T) {
+func TestPerKey_RefusalAbortsTheChain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
@@ -42,7 +42,7 @@ func TestRefusalAbortsTheChain(t *testing.T) {
 }
 
 // gin keeps a status back until there is something to write.
-func TestAStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
+func TestPerKey_AStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(time.Second))
 	resp := testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), func(c *gin.Context) {
 		c.Status(http.StatusNoContent)
@@ -151,7 +151,7 @@ func TestPathParams_AreDecodedOnce(t *testing.T) {
 	}
 }
 
-func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
+func TestPerKey_KeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	seen := make(chan *http.Request, 1)
 	key := httplock.Join(
@@ -202,7 +202,7 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 	require.Equal(t, "42", testbed.Call(t, mux, http.MethodPost, "/acme/orders/42", "").Body)
 }
 
-func TestUnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
+func TestPerKey_UnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.HoldKey(t, "k")
 	key := func(*http.Request) (string, error) { return "k", nil }
@@ -221,7 +221,7 @@ func TestUnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, engine, http.MethodPost, "/o", ""), http.StatusConflict, "conflict", true)
 }
 
-func TestMistakesAreErrorsAtConstruction(t *testing.T) {
+func TestPerKey_MistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	for name, test := range map[string]struct {
@@ -246,7 +246,7 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	require.NotNil(t, h)
 }
 
-func TestHijackAndResponseController(t *testing.T) {
+func TestPerKey_HijackAndResponseController(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	// What was flushed reaches the client before the key is free.
 	guard := b.Locker.Guard(retry.Policy{MaxWait: time.Minute})
@@ -288,7 +288,7 @@ func TestHijackAndResponseController(t *testing.T) {
 }
 
 // As gin.CreateTestContext makes one.
-func TestAContextWithoutARequestHasNoLease(t *testing.T) {
+func TestPerKey_AContextWithoutARequestHasNoLease(t *testing.T) {
 	c, _ := gin.CreateTestContext(httptest.NewRecorder())
 	_, held := ginlock.Lease(c)
 	require.False(t, held)

@@ -21,7 +21,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
+func TestIdempotency_RequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(env.Prefix))
@@ -107,7 +107,7 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 }
 
 // Recovery in front of the guard answers in the handler's place: that is not kept.
-func TestAPanicIsNoResponse(t *testing.T) {
+func TestIdempotency_APanicIsNoResponse(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	store, err := idempotency.New(b.Redis)
 	require.NoError(t, err)
@@ -134,7 +134,7 @@ func TestAPanicIsNoResponse(t *testing.T) {
 }
 
 // A handler that leaves without a word since its client left has not done its work.
-func TestAHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
+func TestIdempotency_AHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)

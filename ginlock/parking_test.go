@@ -116,7 +116,7 @@ func (s *shop) awaitState(t *testing.T, location, state string) ticket {
 	return got
 }
 
-func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
+func TestParking_ParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
 		s.engine.UseRawPath = true
@@ -190,7 +190,7 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 	})
 }
 
-func TestReplaysThatNeverRunExpire(t *testing.T) {
+func TestParking_ReplaysThatNeverRunExpire(t *testing.T) {
 	s := openShop(t, redistest.Embedded(t), delayqueue.WithMaxAttempts(2), delayqueue.WithMaxAge(2*time.Second))
 	s.engine.Use(func(c *gin.Context) {
 		if c.Query("auth") != "" && c.GetHeader("Authorization") == "" { // a replay has none
@@ -237,7 +237,7 @@ func TestReplaysThatNeverRunExpire(t *testing.T) {
 	}
 }
 
-func TestResultsAndCancellingUnderGin(t *testing.T) {
+func TestParking_ResultsAndCancellingUnderGin(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
 		s.engine.POST("/orders/:id", s.lock(httplock.WithAnonymous()), func(c *gin.Context) {
@@ -267,7 +267,7 @@ func TestResultsAndCancellingUnderGin(t *testing.T) {
 	})
 }
 
-func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {
+func TestParking_TicketsUnderGinKnowTheirMethods(t *testing.T) {
 	s := openShop(t, redistest.Embedded(t))
 	resp := testbed.Call(t, s.engine, http.MethodPost, "/tickets/"+strings.Repeat("0", 32), "")
 	require.Equal(t, "GET, HEAD, DELETE", resp.Header.Get("Allow"))
@@ -296,7 +296,7 @@ func TestFullQueues(t *testing.T) {
 	}
 }
 
-func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
+func TestParking_LostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	env := redistest.Real(t)
 	b := testbed.New(t, env)
 	b.Hold(t)
@@ -314,7 +314,7 @@ func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	require.Contains(t, content, "could not be confirmed that the request was queued")
 }
 
-func TestTicketWithoutRedisIs503(t *testing.T) {
+func TestTicket_WithoutRedisIs503(t *testing.T) {
 	server, err := embedded.Start()
 	require.NoError(t, err)
 	t.Cleanup(server.Close)

@@ -26,7 +26,7 @@ func (t routeTable) Route(method, pattern string) (httplock.Route, bool) {
 	return route, has
 }
 
-func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
+func TestFromConfig_GuardsWhatHasARoute(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
@@ -72,7 +72,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	})
 }
 
-func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
+func TestRoutes_ProblemsAreHandedToGinsHandlers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env, core.WithTTL(time.Second))
 		guard := b.Locker.Guard(core.RejectConflicts)
@@ -129,7 +129,7 @@ func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 	}
 }
 
-func TestGuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
+func TestRoutes_GuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	r := gin.New()

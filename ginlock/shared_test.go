@@ -16,7 +16,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestACountedGuardLetsSoManyIn(t *testing.T) {
+func TestSafeMethods_ACountedGuardLetsSoManyIn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const most, requests = 3, 20
 		b := testbed.New(t, env)

@@ -15,7 +15,7 @@ import (
 )
 
 // Many clients change the same version of an order, which is held: the first one's change is made, and no other.
-func TestParkedRequestsKeepTheirConditions(t *testing.T) {
+func TestReplay_ParkedRequestsKeepTheirConditions(t *testing.T) {
 	const date = "Sun, 22 Nov 2026 13:00:00 GMT"
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)

@@ -45,7 +45,7 @@ func see(r *http.Request) seen {
 
 // A handler sees the same request, and its client the same response, whether it
 // ran at once or was parked.
-func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
+func TestReplay_ParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 	const maxBody = 1000
 	var zipped bytes.Buffer
 	zip := gzip.NewWriter(&zipped)

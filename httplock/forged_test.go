@@ -46,7 +46,7 @@ func sendRaw(t *testing.T, url, message string) testbed.Answer {
 	return testbed.Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(body)}
 }
 
-func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
+func TestReplay_ForgedInputHasNoEffectOnReplays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		replays := make(chan *http.Request, 1)

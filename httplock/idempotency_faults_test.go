@@ -66,7 +66,7 @@ func TestIdempotency_LostLeaseStoresNothingThoughTheClientHadLeft(t *testing.T) 
 }
 
 // The first holder may even end before anybody else begins, and not know of its loss.
-func TestALostLeaseKeepsNothing(t *testing.T) {
+func TestIdempotency_ALostLeaseKeepsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
 	var runs atomic.Int64
 	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
@@ -146,7 +146,7 @@ func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {
 
 // A Redis that comes back empty remembers no response. One that goes away while a handler
 // runs, and comes back empty before it returns, is told what came of it.
-func TestRedisRestartedEmpty(t *testing.T) {
+func TestIdempotency_RedisRestartedEmpty(t *testing.T) {
 	server := redistest.Start(t)
 	b := testbed.On(t, redistest.Client(t, &redis.Options{Addr: server.Addr}), "t")
 	restart := func() {

@@ -528,7 +528,7 @@ func TestIdempotency_CostsOneScriptBeforeAndOneAfter(t *testing.T) {
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.
-func TestRecordsHoldNoSecrets(t *testing.T) {
+func TestIdempotency_RecordsHoldNoSecrets(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		who := func(*http.Request) (string, error) { return "principal-" + testbed.Secret, nil }

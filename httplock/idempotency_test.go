@@ -193,7 +193,7 @@ func TestIdempotency_RequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 	})
 }
 
-func TestWhichResponsesAreKept(t *testing.T) {
+func TestIdempotency_WhichResponsesAreKept(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for status, kept := range map[int]bool{
 		200: true, 201: true, 204: true, 302: true, 304: true, 400: true, 403: true, 404: true, 409: true, 422: true,

@@ -18,7 +18,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
+func TestJSONField_MakesOneKeyOfOneValue(t *testing.T) {
 	const bad = "" // 400
 	for name, test := range map[string]struct{ path, body, want string }{
 		"string":                     {"id", `{"id":"a b"}`, "k:a b"},
@@ -88,7 +88,7 @@ func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
 	}
 }
 
-func TestJSONFieldBehindAServer(t *testing.T) {
+func TestJSONField_BehindAServer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.HoldKey(t, "k:"+testbed.Secret)
@@ -123,7 +123,7 @@ func TestJSONFieldBehindAServer(t *testing.T) {
 	})
 }
 
-func TestBodiesThatCannotBeReadForTheKey(t *testing.T) {
+func TestKey_BodiesThatCannotBeReadForTheKey(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.JSONField("k:", "id"))(mustNotRun(t))
 	r := testbed.Request(t, http.MethodPost, "/", "")
@@ -145,7 +145,7 @@ func TestBodiesThatCannotBeReadForTheKey(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", "long"), http.StatusRequestEntityTooLarge, "body-too-large", false)
 }
 
-func TestJoinReadsTheBodyOftenAndTheHandlerSeesIt(t *testing.T) {
+func TestJoin_ReadsTheBodyOftenAndTheHandlerSeesIt(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	const body = `{"tenant":7,"order":{"id":"42"}}`
 	b.HoldKey(t, "t:8|42")

@@ -38,7 +38,7 @@ func keyUnder(t *testing.T, key httplock.KeyFunc, r *http.Request) (k string, er
 	return k, err
 }
 
-func TestKeysAreTakenFromTheRequest(t *testing.T) {
+func TestKey_KeysAreTakenFromTheRequest(t *testing.T) {
 	user := httplock.Value("user:", "user id", userID)
 	for name, test := range map[string]struct {
 		key    httplock.KeyFunc
@@ -66,7 +66,7 @@ func TestKeysAreTakenFromTheRequest(t *testing.T) {
 	}
 }
 
-func TestKeysThatCannotBeTaken(t *testing.T) {
+func TestKey_KeysThatCannotBeTaken(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	empty := func(context.Context) (string, bool) { return "", true }
 	for name, test := range map[string]struct {
@@ -130,7 +130,7 @@ func TestKeysThatCannotBeTaken(t *testing.T) {
 	require.Empty(t, redistest.Keys(t, b.Redis, b.Prefix))
 }
 
-func TestJoinedKeysDiffer(t *testing.T) {
+func TestKey_JoinedKeysDiffer(t *testing.T) {
 	join := httplock.Join(httplock.Query("", "a"), httplock.Query("", "b"))
 	three := httplock.Join(httplock.Query("", "a"), httplock.Query("", "b"), httplock.Query("", "c"))
 	seen := map[string]string{}
@@ -168,7 +168,7 @@ func FuzzJoinedKeysDiffer(f *testing.F) {
 	})
 }
 
-func TestHashShortensOnlyWhatIsTooLong(t *testing.T) {
+func TestHash_ShortensOnlyWhatIsTooLong(t *testing.T) {
 	hash := func(k string) string {
 		key, err := httplock.Hash(func(*http.Request) (string, error) { return k, nil })(nil)
 		require.NoError(t, err)
@@ -234,7 +234,7 @@ func TestParam_SeesTheMatch(t *testing.T) {
 	all.Wait()
 }
 
-func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
+func TestKey_FunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 	var before, seen *http.Request
 	mux := http.NewServeMux() // a router in front of the framework's
 	mux.HandleFunc("POST /{tenant}/{id}/", func(_ http.ResponseWriter, r *http.Request) {

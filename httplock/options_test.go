@@ -17,7 +17,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestMistakesAreErrorsAtConstruction(t *testing.T) {
+func TestOptions_MistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	for name, build := range map[string]func() (*httplock.Middleware, error){
@@ -115,7 +115,7 @@ func TestProblems_AreAllDocumented(t *testing.T) {
 	}
 }
 
-func TestServeWithoutWritten(t *testing.T) {
+func TestOptions_ServeWithoutWritten(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts))
 	require.NoError(t, err)

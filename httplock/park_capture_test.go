@@ -17,7 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
+func TestCapture_KeepsTheTargetAsItWasSent(t *testing.T) {
 	for sent, want := range map[string]string{
 		"/orders/a%2Fb/ship?x=1&x=2&y=%20+": "/orders/a%2Fb/ship?x=1&x=2&y=%20+",
 		"/":                                 "/",
@@ -61,7 +61,7 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 	require.Equal(t, "/a%2Fb", got.URL.RawPath)
 }
 
-func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
+func TestCapture_KeepsAllowedHeadersOnly(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	p := &testbed.Parking{}
@@ -101,7 +101,7 @@ func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
 	require.Equal(t, kept, got.Header)
 }
 
-func TestDecodeRefusesWhatMakesNoRequest(t *testing.T) {
+func TestDecode_RefusesWhatMakesNoRequest(t *testing.T) {
 	for name, payload := range map[string]string{
 		"empty":           "",
 		"no line":         `{"v":1,"method":"POST","target":"/"}`,

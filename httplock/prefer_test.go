@@ -18,7 +18,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestPreferIsReadByItsGrammar(t *testing.T) {
+func TestPrefer_IsReadByItsGrammar(t *testing.T) {
 	t.Parallel()
 	nothing, async := core.Preference{}, core.Preference{Async: true}
 	wait := func(s int64) core.Preference {
@@ -114,7 +114,7 @@ func prefer(t *testing.T, url string, client *http.Client, preferences ...string
 	return resp
 }
 
-func TestClientsChooseByPrefer(t *testing.T) {
+func TestPrefer_ClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env, delayqueue.WithReservationWindow(0))
 		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.WithPrefer()))
@@ -168,7 +168,7 @@ func drain[T any](ch chan T) {
 	}
 }
 
-func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
+func TestPrefer_NeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	for name, guard := range map[string]*core.Guard{
@@ -182,7 +182,7 @@ func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 	}
 }
 
-func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
+func TestPrefer_IsTheHandlersWithoutHonorPrefer(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	release := d.Hold(t)
 	go func() {
@@ -223,7 +223,7 @@ func TestPrefer_IsNotAppliedToRequestsMadeTwice(t *testing.T) {
 }
 
 // A request that cannot be parked waits, rather than being refused for a preference.
-func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
+func TestPrefer_DoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	for name, change := range map[string]func(*http.Request){
 		"credentials": func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") },
@@ -246,7 +246,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 	d.requireNothingParked(t)
 }
 
-func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
+func TestVary_IsAddedOnceAndNotToWhatPasses(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithPrefer())
 	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -258,7 +258,7 @@ func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 	require.Equal(t, []string{"Prefer"}, testbed.Call(t, h, http.MethodPost, "/orders/%00", "").Header["Vary"], "refusals too")
 }
 
-func TestReplaysHaveNoPreference(t *testing.T) {
+func TestPrefer_ReplaysHaveNoPreference(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	d.guard = parkLate(d)
 	d.handle(ok, httplock.WithPrefer(), httplock.WithAllowedHeaders("Prefer"))
@@ -276,7 +276,7 @@ func TestReplaysHaveNoPreference(t *testing.T) {
 
 // The header is as long as the server lets it be, and read once. Allocations are
 // counted, since time would say nothing here.
-func TestQuotesWithoutEndAreReadOnce(t *testing.T) {
+func TestPrefer_QuotesWithoutEndAreReadOnce(t *testing.T) {
 	junk := []string{`"` + strings.Repeat(`\"`, 2000)}
 	require.Less(t, testing.AllocsPerRun(1, func() { httplock.ParsePrefer(junk) }), 100.0)
 }

@@ -46,7 +46,7 @@ func fromAnn(t *testing.T, target string) *http.Request {
 	return r
 }
 
-func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
+func TestPrincipal_IsStoredAndAuthorizedAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		asked := make(chan string, 2)
@@ -84,7 +84,7 @@ func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 	})
 }
 
-func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
+func TestPrincipal_WhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 	for name, opts := range map[string][]httplock.Option{
 		"guarded": nil,
 		"skipped": {httplock.WithSkip(func(r *http.Request) bool {
@@ -109,7 +109,7 @@ func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 	}
 }
 
-func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
+func TestPrincipal_ReauthorizationThatFailsIsTriedAgain(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	asked, ran := 0, 0
 	d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(bearer, func(*http.Request, string) error {
@@ -127,7 +127,7 @@ func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
 	require.Contains(t, d.status(t, location).Cause, "no database")
 }
 
-func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
+func TestPrincipal_ThatCannotBeToldIsNotParked(t *testing.T) {
 	for name, test := range map[string]struct {
 		principal func(*http.Request) (string, error)
 		status    int
@@ -153,7 +153,7 @@ func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
 	}
 }
 
-func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
+func TestPrincipal_RequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 	for name, carry := range map[string]func(*http.Request){
 		"Authorization":       func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+testbed.Secret) },
 		"empty Authorization": func(r *http.Request) { r.Header.Set("Authorization", "") },
@@ -205,7 +205,7 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 	}
 }
 
-func TestRequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
+func TestPrincipal_RequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	release := b.Hold(t)
 	h := guarded(b.Locker.Guard(retry.Policy{MaxWait: 1 << 40}), ok)
@@ -216,7 +216,7 @@ func TestRequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
 	require.Equal(t, http.StatusOK, testbed.Do(h, fromAnn(t, testbed.OrderPath)).Status)
 }
 
-func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
+func TestPrincipal_AReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	other := httplock.PerKey(guard, func(*http.Request) (string, error) { return "other", nil })

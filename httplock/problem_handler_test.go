@@ -26,7 +26,7 @@ func teapot(seen chan *httplock.Problem) httplock.ProblemHandler {
 	}
 }
 
-func TestProblemsAreHandedToTheirHandlers(t *testing.T) {
+func TestProblem_IsHandedToItsHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env, core.WithTTL(time.Second))
 		conflicts, others := make(chan *httplock.Problem, 1), make(chan *httplock.Problem, 1)
@@ -83,7 +83,7 @@ func TestProblemsAreHandedToTheirHandlers(t *testing.T) {
 	})
 }
 
-func TestProblemHandlersThatWriteNothing(t *testing.T) {
+func TestProblem_HandlersThatWriteNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	silent := func(w http.ResponseWriter, _ *http.Request, _ *httplock.Problem) { w.Header().Set("X-Seen", "1") }
@@ -105,7 +105,7 @@ func TestProblemHandlersThatWriteNothing(t *testing.T) {
 	}
 }
 
-func TestReceiptsAreNoProblem(t *testing.T) {
+func TestReceipts_AreNoProblem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	never := httplock.WithErrorHandler(func(http.ResponseWriter, *http.Request, *httplock.Problem) { t.Error("called") })
@@ -113,7 +113,7 @@ func TestReceiptsAreNoProblem(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, resp.Status)
 }
 
-func TestAdaptersCanTakeTheProblem(t *testing.T) {
+func TestProblem_AdaptersCanTakeTheProblem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))

@@ -42,7 +42,7 @@ func anyGuard(t *testing.T, opts ...httplock.Option) func(http.Handler) http.Han
 	return httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "k", nil }, opts...)
 }
 
-func TestReplayIsTheRequestThatWasSent(t *testing.T) {
+func TestReplay_IsTheRequestThatWasSent(t *testing.T) {
 	lock := anyGuard(t)
 	body := "\x00\xff\nbinary\n" + strings.Repeat("z", 1000)
 	var seen *http.Request
@@ -82,7 +82,7 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 }
 
 // A span that the worker has around the handler is the parent of what tracing middleware makes of the replay.
-func TestReplayHasTheTraceparentOfItsMessage(t *testing.T) {
+func TestReplay_HasTheTraceparentOfItsMessage(t *testing.T) {
 	const clients, workers = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-11111111111111111111111111111111-2222222222222222-00"
 	var seen []string
 	handler := anyGuard(t)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r.Header["Traceparent"] }))
@@ -169,7 +169,7 @@ func TestReplayOutcomes(t *testing.T) {
 	require.ErrorIs(t, httplock.Replay(nil)(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
 }
 
-func TestReplayThatWasInterruptedIsNoResult(t *testing.T) {
+func TestReplay_ThatWasInterruptedIsNoResult(t *testing.T) {
 	lock := anyGuard(t)
 	stopped := errors.New("worker stopped")
 	// replay runs a request whose worker stops while its handler runs, which then answers.
@@ -214,7 +214,7 @@ func underKey(t *testing.T, b *testbed.Fixture, f func(ctx context.Context)) {
 	}))
 }
 
-func TestReplayPassesItsOwnGuard(t *testing.T) {
+func TestReplay_PassesItsOwnGuard(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		ran := 0
@@ -234,7 +234,7 @@ func TestReplayPassesItsOwnGuard(t *testing.T) {
 	})
 }
 
-func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
+func TestReplay_ThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	release := b.HoldKey(t, "inner")
 	p := &testbed.Parking{}
@@ -269,7 +269,7 @@ func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 	})
 }
 
-func TestReplayUnderAnotherLockerSaysWhatIsWrong(t *testing.T) {
+func TestReplay_UnderAnotherLockerSaysWhatIsWrong(t *testing.T) {
 	env := redistest.Embedded(t)
 	b := testbed.New(t, env)
 	mux := guarded(testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix)).Guard(core.RejectConflicts), mustNotRun(t))
@@ -285,7 +285,7 @@ func TestReplayUnderAnotherLockerSaysWhatIsWrong(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
 }
 
-func TestReplayThatAGuardCannotServeIsTriedAgain(t *testing.T) {
+func TestReplay_ThatAGuardCannotServeIsTriedAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	closed := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix))
 	require.NoError(t, closed.Close())
@@ -303,7 +303,7 @@ func TestReplayThatAGuardCannotServeIsTriedAgain(t *testing.T) {
 	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, "/orders/%0a"))), core.ErrInvalidKey)
 }
 
-func TestReplayAnsweredBeforeItsGuardIsNoResult(t *testing.T) {
+func TestReplay_AnsweredBeforeItsGuardIsNoResult(t *testing.T) {
 	lock := anyGuard(t)
 	for status, handedBack := range map[int]bool{401: true, 403: true, 404: true, 405: true, 429: true, 503: false} {
 		front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -322,7 +322,7 @@ func TestReplayAnsweredBeforeItsGuardIsNoResult(t *testing.T) {
 	}
 }
 
-func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
+func TestReplay_WhoseKeyFunctionFailsIsNoResult(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	cause := errors.New("no X-Order")
 	for name, err := range map[string]error{
@@ -339,7 +339,7 @@ func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
 }
 
 // What a policy has stored elsewhere is not lost.
-func TestReplayThatIsDeferredIsAResult(t *testing.T) {
+func TestReplay_ThatIsDeferredIsAResult(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	mux := guarded(b.Locker.Guard(elsewhere{}), mustNotRun(t))
@@ -353,7 +353,7 @@ func (elsewhere) OnConflict(context.Context, core.Conflict) (core.Decision, erro
 	return core.Deferred(core.Ticket{ID: testbed.TicketID, Queue: "elsewhere"}), nil
 }
 
-func TestReplayThatSkipsItsGuardHasAResult(t *testing.T) {
+func TestReplay_ThatSkipsItsGuardHasAResult(t *testing.T) {
 	skip := anyGuard(t, httplock.WithSkip(func(r *http.Request) bool {
 		_, replayed := httplock.Replayed(r.Context())
 		return replayed
@@ -365,7 +365,7 @@ func TestReplayThatSkipsItsGuardHasAResult(t *testing.T) {
 	}
 }
 
-func TestRecorderServesHandlersThatExpectAServer(t *testing.T) {
+func TestRecorder_ServesHandlersThatExpectAServer(t *testing.T) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X", "1")
 		assert.Equal(t, "1", w.Header().Get("X"))

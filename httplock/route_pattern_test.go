@@ -8,7 +8,7 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-func TestPatternsOfAllFrameworksHaveOneForm(t *testing.T) {
+func TestRoutePattern_PatternsOfAllFrameworksHaveOneForm(t *testing.T) {
 	for pattern, test := range map[string]struct {
 		want   string
 		params []string

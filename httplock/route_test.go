@@ -43,7 +43,7 @@ func ownKey(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, key+" in "+r.Pattern+" of "+r.PathValue("id"))
 }
 
-func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
+func TestFromConfig_GuardsWhatHasARoute(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
@@ -99,7 +99,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	})
 }
 
-func TestFromConfigTellsTheKeyWhatTheHandlerIsTold(t *testing.T) {
+func TestFromConfig_TellsTheKeyWhatTheHandlerIsTold(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	mux := http.NewServeMux()
@@ -148,7 +148,7 @@ type routesFunc func(method, pattern string) (httplock.Route, bool)
 
 func (f routesFunc) Route(method, pattern string) (httplock.Route, bool) { return f(method, pattern) }
 
-func TestFromConfigFollowsTheRoutes(t *testing.T) {
+func TestFromConfig_FollowsTheRoutes(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.HoldKey(t, "k:42")
 	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
@@ -164,7 +164,7 @@ func TestFromConfigFollowsTheRoutes(t *testing.T) {
 	require.Equal(t, "ok", testbed.Call(t, h(mux), http.MethodGet, "/orders/42", "").Body)
 }
 
-func TestFromConfigFailsClosed(t *testing.T) {
+func TestFromConfig_FailsClosed(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	key := httplock.Param("k:", "id")

@@ -11,7 +11,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestSafeMethodsAreEitherLockedOrShared(t *testing.T) {
+func TestSafeMethods_AreEitherLockedOrShared(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	_, err := httplock.New(guard, httplock.WithLockedSafeMethods(), httplock.WithSharedSafeMethods())

@@ -33,7 +33,7 @@ func (d *parkingSite) replayed(t *testing.T, handler http.HandlerFunc, opts ...h
 	return d.result(t, location)
 }
 
-func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
+func TestResult_KeepsAllowedHeadersOnly(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	kept := http.Header{
 		"Content-Type": {"application/json"}, "Content-Language": {"de"}, "Content-Encoding": {"x"}, "Content-Disposition": {"inline"},
@@ -57,7 +57,7 @@ func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
 	require.Equal(t, testbed.Answer{Status: http.StatusConflict, Header: kept}, got)
 }
 
-func TestResultOfAnUnsaidResponse(t *testing.T) {
+func TestResult_OfAnUnsaidResponse(t *testing.T) {
 	for name, test := range map[string]struct {
 		handler           http.HandlerFunc
 		status            int
@@ -110,7 +110,7 @@ func stored(t *testing.T, resp testbed.Answer) []byte {
 	return result
 }
 
-func TestResultsLocationMeansWhatItMeant(t *testing.T) {
+func TestResult_LocationMeansWhatItMeant(t *testing.T) {
 	for location, want := range map[string]string{
 		"/a":            "/a",
 		"https://h/a":   "https://h/a",
@@ -132,7 +132,7 @@ func TestResultsLocationMeansWhatItMeant(t *testing.T) {
 	}
 }
 
-func TestLongResultsAreCutAndSaySo(t *testing.T) {
+func TestResult_LongResultsAreCutAndSaySo(t *testing.T) {
 	for name, test := range map[string]struct {
 		size, want int
 		queue      []delayqueue.Option
@@ -177,7 +177,7 @@ func TestLongResultsAreCutAndSaySo(t *testing.T) {
 	}
 }
 
-func TestAResultThatCannotBeKeptDoesNotRunTheRequestAgain(t *testing.T) {
+func TestResult_AResultThatCannotBeKeptDoesNotRunTheRequestAgain(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxResult(1))
 	d.handle(ok)
 	release := d.Hold(t)
@@ -188,12 +188,12 @@ func TestAResultThatCannotBeKeptDoesNotRunTheRequestAgain(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodGet, location+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 }
 
-func TestAStatusThatIsNoneIsAPanicAsInNetHTTP(t *testing.T) {
+func TestResult_AStatusThatIsNoneIsAPanicAsInNetHTTP(t *testing.T) {
 	h := anyGuard(t)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(1000) }))
 	require.Panics(t, func() { _ = httplock.Replay(h)(t.Context(), message(t, post(t, "/"))) })
 }
 
-func TestMistakenReplaysFail(t *testing.T) {
+func TestResult_MistakenReplaysFail(t *testing.T) {
 	for name, opt := range map[string]httplock.ReplayOption{
 		"nil": nil, "negative": httplock.WithMaxResponseBody(-1), "immense": httplock.WithMaxResponseBody(1 << 30),
 		"cookie": httplock.WithAllowedResponseHeaders("X-Fine", "set-cookie"), "challenge": httplock.WithAllowedResponseHeaders("WWW-Authenticate"),
@@ -205,7 +205,7 @@ func TestMistakenReplaysFail(t *testing.T) {
 	}
 }
 
-func TestCancelledRequestNeverRuns(t *testing.T) {
+func TestResult_CancelledRequestNeverRuns(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		ran := make(chan string, 2)
@@ -229,7 +229,7 @@ func TestCancelledRequestNeverRuns(t *testing.T) {
 	})
 }
 
-func TestRunningRequestIsNotCancelled(t *testing.T) {
+func TestResult_RunningRequestIsNotCancelled(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
 		running, goOn := make(chan struct{}), make(chan struct{})
@@ -249,7 +249,7 @@ func TestRunningRequestIsNotCancelled(t *testing.T) {
 	})
 }
 
-func TestDecodeResultRefusesWhatMakesNoResponse(t *testing.T) {
+func TestDecodeResult_RefusesWhatMakesNoResponse(t *testing.T) {
 	for name, stored := range map[string]string{
 		"empty":          "",
 		"no line":        `{"v":1,"status":200}`,

@@ -20,7 +20,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestRetryAfterFollowsTheHoldersLease(t *testing.T) {
+func TestResponse_RetryAfterFollowsTheHoldersLease(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 
@@ -49,7 +49,7 @@ func TestRetryAfterFollowsTheHoldersLease(t *testing.T) {
 	require.NoError(t, long.Release(t.Context()))
 }
 
-func TestParkedRequestIsAnsweredWith202(t *testing.T) {
+func TestResponse_ParkedRequestIsAnsweredWith202(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
@@ -75,7 +75,7 @@ func TestParkedRequestIsAnsweredWith202(t *testing.T) {
 	})
 }
 
-func TestPolicyErrorsHaveTheirStatus(t *testing.T) {
+func TestPolicy_ErrorsHaveTheirStatus(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	for name, test := range map[string]struct {
@@ -100,7 +100,7 @@ func TestPolicyErrorsHaveTheirStatus(t *testing.T) {
 	}
 }
 
-func TestRequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T) {
+func TestResponse_RequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	p := &testbed.Parking{}
@@ -130,7 +130,7 @@ func TestRequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T) {
 	})
 }
 
-func TestRedisUnavailableIs503AndNever409(t *testing.T) {
+func TestResponse_RedisUnavailableIs503AndNever409(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{
 		"READONLY You can't write against a read only replica.",
@@ -153,7 +153,7 @@ func TestRedisUnavailableIs503AndNever409(t *testing.T) {
 	}
 }
 
-func TestForgottenScriptsAreSentAgain(t *testing.T) {
+func TestResponse_ForgottenScriptsAreSentAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		assert.NoError(t, b.Redis.ScriptFlush(r.Context()).Err())
@@ -165,7 +165,7 @@ func TestForgottenScriptsAreSentAgain(t *testing.T) {
 	b.RequireFree(t)
 }
 
-func TestRedisThatDiesMidHandlerLeavesTheResponseAlone(t *testing.T) {
+func TestResponse_RedisThatDiesMidHandlerLeavesTheResponseAlone(t *testing.T) {
 	t.Parallel()
 	b, server := testbed.NewFragile(t)
 	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
@@ -178,14 +178,14 @@ func TestRedisThatDiesMidHandlerLeavesTheResponseAlone(t *testing.T) {
 	require.Equal(t, "ok", resp.Body)
 }
 
-func TestClosedLockerIs503(t *testing.T) {
+func TestResponse_ClosedLockerIs503(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	require.NoError(t, b.Locker.Close())
 	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusServiceUnavailable, "unavailable", true)
 }
 
-func TestAStatusAloneIsAResponseThatWasBegun(t *testing.T) {
+func TestResponse_AStatusAloneIsAResponseThatWasBegun(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(time.Second))
 	resp := testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)

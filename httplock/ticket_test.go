@@ -83,7 +83,7 @@ var allStates = []delayqueue.State{
 	delayqueue.StateQueued, delayqueue.StateRunning, delayqueue.StateDone, delayqueue.StateDead, delayqueue.StateExpired, delayqueue.StateCancelled,
 }
 
-func TestTicketTellsItsState(t *testing.T) {
+func TestTicket_TellsItsState(t *testing.T) {
 	for _, state := range allStates {
 		open := state == delayqueue.StateQueued || state == delayqueue.StateRunning
 		status, location := http.StatusOK, ""
@@ -124,7 +124,7 @@ func TestTicket_IsCancelledWhileQueued(t *testing.T) {
 	}
 }
 
-func TestTicketShowsItsResult(t *testing.T) {
+func TestTicket_ShowsItsResult(t *testing.T) {
 	stored, err := (&httplock.DecodedResult{
 		Status: http.StatusTeapot, Header: http.Header{"Content-Type": {"text/x"}, "Link": {"<a>", "<b>"}}, Body: []byte("\x00short"),
 	}).Encode()
@@ -142,7 +142,7 @@ func TestTicketShowsItsResult(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 }
 
-func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
+func TestTicket_TicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 	ofAnn := func(r *http.Request, s delayqueue.Status) bool { return s.Principal == r.Header.Get("X-User") }
 	unknown := &fakeQueue{}
 	handlers := map[string]http.Handler{

@@ -18,7 +18,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestWaitingRequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
+func TestWaiting_RequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	release := b.Hold(t)
 	url, client := testbed.Serve(t, guarded(b.Locker.Guard(testbed.Patient{}), func(w http.ResponseWriter, r *http.Request) {
@@ -37,7 +37,7 @@ func TestWaitingRequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
 	require.Equal(t, "hello", resp.Body)
 }
 
-func TestBodyThatBreaksOffNeverRuns(t *testing.T) {
+func TestWaiting_BodyThatBreaksOffNeverRuns(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	for name, policy := range map[string]core.ConflictPolicy{"waiting": testbed.Patient{}, "parking": &testbed.Parking{}} {
@@ -54,7 +54,7 @@ func TestBodyThatBreaksOffNeverRuns(t *testing.T) {
 	}
 }
 
-func TestServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
+func TestWaiting_ServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	h := guarded(b.Locker.Guard(testbed.Patient{}), mustNotRun(t))

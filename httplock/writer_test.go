@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestPushSaysWhatTheServerCannot(t *testing.T) {
+func TestPush_SaysWhatTheServerCannot(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	url, client := testbed.Serve(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
 		pusher, able := w.(http.Pusher)
@@ -26,7 +26,7 @@ func TestPushSaysWhatTheServerCannot(t *testing.T) {
 	require.Equal(t, http.StatusOK, resp.Status)
 }
 
-func TestCallerSeesTheRouteName(t *testing.T) {
+func TestWriter_CallerSeesTheRouteName(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))

@@ -160,7 +160,7 @@ func TestRecords(t *testing.T) {
 }
 
 // Names of records are spread over the nodes, and each script has one of them.
-func TestRecordsOnACluster(t *testing.T) {
+func TestStore_RecordsOnACluster(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.StartCluster(t, 3, 0).Client(t)
 	s, err := idempotency.New(rdb, idempotency.WithTTL(time.Hour))
@@ -169,7 +169,7 @@ func TestRecordsOnACluster(t *testing.T) {
 }
 
 // Each mutant breaks one line of a script, and with it a law.
-func TestLawsCatchBrokenScripts(t *testing.T) { // not parallel: it breaks the scripts of all
+func TestStore_LawsCatchBrokenScripts(t *testing.T) { // not parallel: it breaks the scripts of all
 	env := redistest.Embedded(t)
 	s, rdb := newStore(t, env, idempotency.WithTTL(time.Hour))
 	for _, m := range []struct{ script, old, new string }{
@@ -205,7 +205,7 @@ func TestLawsCatchBrokenScripts(t *testing.T) { // not parallel: it breaks the s
 	require.NoError(t, laws(t.Context(), s, rdb, env.Prefix))
 }
 
-func TestAFullRedisKeepsOutcomesOfWhatWasBegun(t *testing.T) {
+func TestStore_AFullRedisKeepsOutcomesOfWhatWasBegun(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
@@ -223,7 +223,7 @@ func TestAFullRedisKeepsOutcomesOfWhatWasBegun(t *testing.T) {
 	require.Equal(t, "done", string(outcome))
 }
 
-func TestErrorsAreToldApart(t *testing.T) {
+func TestStore_ErrorsAreToldApart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr, MaxRetries: -1, DialerRetries: 1})
@@ -254,7 +254,7 @@ func TestErrorsAreToldApart(t *testing.T) {
 	each(t.Context(), func(err error) { require.ErrorIs(t, err, core.ErrUnavailable) })
 }
 
-func TestMistakesAreErrorsAtConstruction(t *testing.T) {
+func TestStore_MistakesAreErrorsAtConstruction(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
 	_, err := idempotency.New(nil)
@@ -270,7 +270,7 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	}
 }
 
-func TestTheSmallestRightsOfAStore(t *testing.T) {
+func TestACL_TheSmallestRightsOfAStore(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := redistest.Rights(t, "Idempotency-Keys")

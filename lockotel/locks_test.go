@@ -339,7 +339,7 @@ func (recordOnly) Description() string { return "recordOnly" }
 type nilProvider struct{ trace.TracerProvider }
 
 // Without a provider it is the global one, which has none here: nothing is told, and nothing breaks.
-func TestNoProvider(t *testing.T) {
+func TestLocks_NoProvider(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		for _, provider := range []trace.TracerProvider{nil, (*nilProvider)(nil)} {
 			opts := []lockotel.Option{nil, lockotel.WithTracerProvider(provider), lockotel.WithRootSpans()}

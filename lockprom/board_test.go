@@ -31,14 +31,14 @@ var board = []struct {
 		{"Calls by outcome", "ops", "How calls for keys end. Each call has exactly one outcome.", []query{{`sum by (outcome) (rate(perkey_lock_calls_total{name=~"$name"}[$__rate_interval]))`, "{{outcome}}"}}},
 		{"Calls without their key", "percentunit", "Calls that were refused, shed or ran out of time, of all calls of their name.", []query{{`sum by (name) (rate(perkey_lock_calls_total{name=~"$name", outcome=~"conflict|shed|deadline"}[$__rate_interval])) / sum by (name) (rate(perkey_lock_calls_total{name=~"$name"}[$__rate_interval]))`, "{{name}}"}}},
 		{"Calls that wait", "short", "Calls that wait for their key now.", []query{{`sum by (name) (perkey_lock_waiting{name=~"$name"})`, "{{name}}"}}},
-		{"Wait, p50 and p99", "s", "Time from the begin to the end of calls that waited.", []query{
+		{"Wait, p50 and p99", "s", "Time from the start to the end of calls that waited.", []query{
 			{`histogram_quantile(0.5, sum by (le) (rate(perkey_lock_wait_seconds_bucket{name=~"$name"}[$__rate_interval])))`, "p50"},
 			{`histogram_quantile(0.99, sum by (le) (rate(perkey_lock_wait_seconds_bucket{name=~"$name"}[$__rate_interval])))`, "p99"},
 		}},
 		{"Hold, p99", "s", "Time for which leases are held.", []query{{`histogram_quantile(0.99, sum by (name, le) (rate(perkey_lock_hold_seconds_bucket{name=~"$name"}[$__rate_interval])))`, "{{name}}"}}},
 		{"Leases held", "short", "Leases held now.", []query{{`sum by (name) (perkey_lock_held{name=~"$name"})`, "{{name}}"}}},
 		{"Leases lost", "short", "Leases that ended before their release.", []query{{`sum by (name, cause) (increase(perkey_lock_lost_total{name=~"$name"}[$__rate_interval]))`, "{{name}} {{cause}}"}}},
-		{"Releases that Redis was not told of", "short", "Their keys stay held until their leases end.", []query{{`sum by (name) (increase(perkey_lock_unreleased_total{name=~"$name"}[$__rate_interval]))`, "{{name}}"}}},
+		{"Releases that did not reach Redis", "short", "Their keys stay held until their leases end.", []query{{`sum by (name) (increase(perkey_lock_unreleased_total{name=~"$name"}[$__rate_interval]))`, "{{name}}"}}},
 		{"Warnings", "short", "Servers and queues that it is warned of now.", []query{{`max by (source, kind) (perkey_warning)`, "{{source}}: {{kind}}"}}},
 	}},
 	{"Renewals", []panel{
@@ -57,7 +57,7 @@ var board = []struct {
 		{"Lateness", "s", "How long the first message has been due.", []query{{`max by (queue) (perkey_queue_lateness_seconds{queue=~"$queue"})`, "{{queue}}"}}},
 		{"Due", "short", "Messages that could be started now.", []query{{`max by (queue) (perkey_queue_due{queue=~"$queue"})`, "{{queue}}"}}},
 		{"Jobs to be stored, by result", "ops", "Calls to store a job, parked or enqueued.", []query{{`sum by (queue, result) (rate(perkey_enqueue_total{queue=~"$queue"}[$__rate_interval]))`, "{{queue}} {{result}}"}}},
-		{"Ends of claims", "ops", "How runs of messages end, and what was tidied up.", []query{{`sum by (queue, event) (rate(perkey_queue_events_total{queue=~"$queue"}[$__rate_interval]))`, "{{queue}} {{event}}"}}},
+		{"Ends of claims", "ops", "How runs of messages end, and which messages were reaped.", []query{{`sum by (queue, event) (rate(perkey_queue_events_total{queue=~"$queue"}[$__rate_interval]))`, "{{queue}} {{event}}"}}},
 		{"Ends of messages", "ops", "How messages end, by what Redis has counted.", []query{{`max by (queue, how) (rate(perkey_queue_ended_total{queue=~"$queue"}[$__rate_interval]))`, "{{queue}} {{how}}"}}},
 		{"Due before the start, p99", "s", "For how long messages were due when they were started.", []query{{`histogram_quantile(0.99, sum by (queue, le) (rate(perkey_queue_lag_seconds_bucket{queue=~"$queue"}[$__rate_interval])))`, "{{queue}}"}}},
 		{"Key wait of workers, p99", "s", "For how long claimed messages waited for their key.", []query{{`histogram_quantile(0.99, sum by (queue, le) (rate(perkey_worker_key_wait_seconds_bucket{queue=~"$queue"}[$__rate_interval])))`, "{{queue}}"}}},
@@ -70,7 +70,7 @@ var board = []struct {
 		}},
 	}},
 	{"All processes, by perkey exporter", []panel{
-		{"Processes with a beacon", "short", "Processes that tell of themselves; those that are silent have missed a time, and are forgotten soon.", []query{
+		{"Processes with a beacon", "short", "Processes that report; silent ones have missed a report, and are dropped soon.", []query{
 			{`max by (instance) (perkey_fleet_processes)`, "{{instance}} seen"},
 			{`max by (instance) (perkey_fleet_silent)`, "{{instance}} silent"},
 			{`1 - max by (instance) (perkey_fleet_up)`, "{{instance}} cannot be read"},

@@ -74,9 +74,9 @@ var (
 
 // What processes with a Beacon tell of themselves.
 var (
-	fleetUp        = newFleetMetric("perkey_fleet_up", "Whether it could be read what processes tell: 1 or 0. The other metrics of processes are missing if not.")
+	fleetUp        = newFleetMetric("perkey_fleet_up", "Whether the reports of processes could be read: 1 or 0. The other metrics of processes are missing if not.")
 	fleetProcesses = newFleetMetric("perkey_fleet_processes", "Processes with a Beacon.")
-	fleetSilent    = newFleetMetric("perkey_fleet_silent", "Those of them that have missed a time to tell: they died, hang, or cannot write to Redis. After two more they are forgotten.")
+	fleetSilent    = newFleetMetric("perkey_fleet_silent", "Those of them that have missed a report: they died, hang, or cannot write to Redis. After two more they are dropped.")
 	fleetVersions  = newFleetMetric("perkey_fleet_versions", "Versions of perkey that processes have, as far as they are known.")
 	fleetRefused   = newFleetMetric("perkey_fleet_config_refused", "Processes that refused the latest configuration file, and have an older one in force.")
 	fleetHeld      = newFleetMetric("perkey_fleet_held", "Leases that processes hold.")

@@ -183,7 +183,7 @@ func TestExpire_EndsAllLeasesOfAKey(t *testing.T) {
 	})
 }
 
-func TestTimeCanBeSetForward(t *testing.T) {
+func TestRedis_TimeCanBeSetForward(t *testing.T) {
 	redis := locktest.New(t)
 	locker := redis.Locker(t)
 	lease, err := locker.TryAcquire(t.Context(), "k", core.FixedLease(time.Hour))
@@ -273,7 +273,7 @@ func TestPolicy_DecidesAsGivenAndRecords(t *testing.T) {
 	})
 }
 
-func TestPolicyHandsOnToAnother(t *testing.T) {
+func TestPolicy_HandsOnToAnother(t *testing.T) {
 	policy := &locktest.Policy{Then: retry.Policy{MaxWait: time.Minute}}
 	decision, err := policy.OnConflict(t.Context(), core.Conflict{Attempt: 1})
 	require.NoError(t, err)
@@ -287,7 +287,7 @@ func TestPolicyHandsOnToAnother(t *testing.T) {
 	require.Zero(t, (&locktest.Policy{}).Honors(async))
 }
 
-func TestAPrefixIsOneOfItsOwn(t *testing.T) {
+func TestRedis_APrefixIsOneOfItsOwn(t *testing.T) {
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
 	shop, other := locktest.On(t, rdb, locktest.WithPrefix("shop")), locktest.On(t, rdb)

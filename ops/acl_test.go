@@ -14,7 +14,7 @@ import (
 )
 
 // Each use is made with the rights that docs/operations.md prints for it, which are all that it needs.
-func TestTheSmallestRightsToTellAndToRead(t *testing.T) {
+func TestACL_TheSmallestRightsToTellAndToRead(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	tellAndWatch(t, admin, func(user string) redis.UniversalClient {
@@ -27,7 +27,7 @@ func TestTheSmallestRightsToTellAndToRead(t *testing.T) {
 	}
 }
 
-func TestTheSmallestRightsToTellAndToReadOnACluster(t *testing.T) {
+func TestACL_TheSmallestRightsToTellAndToReadOnACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	tellAndWatch(t, c.Client(t), func(user string) redis.UniversalClient {
@@ -76,7 +76,7 @@ func TestReadFleet_WithoutTheRightToReadEntries(t *testing.T) {
 }
 
 // A process that may not publish still tells of itself.
-func TestABeaconThatMayNotPublishTells(t *testing.T) {
+func TestACL_ABeaconThatMayNotPublishTells(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := slices.DeleteFunc(redistest.Rights(t, "a Beacon"), func(right string) bool { return right == "+publish" })

@@ -64,7 +64,7 @@ func (f *findings) stale(subject, text string, age time.Duration) {
 func (f *findings) fleet() Fleet {
 	const byHand = "The processes' logs and metrics: which versions run, and whether leases were lost."
 	asked := f.facts.Fleet
-	if !known(f, asked, "fleet", "", "What processes tell", byHand) {
+	if !known(f, asked, "fleet", "", "The list of processes", byHand) {
 		return Fleet{}
 	}
 	fleet, since := asked.Value, max(0, f.now.Sub(asked.At))
@@ -80,14 +80,14 @@ func (f *findings) fleet() Fleet {
 	}
 	fleet.At = fleet.At.Add(since)
 	if n := len(all) - len(fleet.Processes); n > 0 {
-		f.stale("", fmt.Sprintf("What %s of %d told is stale.", count(n, "process", "processes"), len(all)), oldest)
+		f.stale("", fmt.Sprintf("The last report of %s of %d is stale.", count(n, "process", "processes"), len(all)), oldest)
 		f.all[len(f.all)-1].ByHand = "Whether they run: their Beacon's interval is more than 10 s, or they died, or cannot write."
 	}
 	switch {
 	case len(all) == 0 && fleet.Damaged == 0:
-		f.unknown("fleet", "", "No process tells of itself, so nothing is known of processes.", byHand, nil)
+		f.unknown("fleet", "", "No process reports, so nothing is known of processes.", byHand, nil)
 	case fleet.Damaged+fleet.More > 0:
-		f.unknown("fleet", "", fmt.Sprintf("What %s told is not known.", count(fleet.Damaged+fleet.More, "process", "processes")), byHand, nil)
+		f.unknown("fleet", "", fmt.Sprintf("The report of %s was not read.", count(fleet.Damaged+fleet.More, "process", "processes")), byHand, nil)
 		f.all[len(f.all)-1].Evidence = []Evidence{{"entries that cannot be read", strconv.Itoa(fleet.Damaged), "0"}, {"processes beyond those that are read", strconv.Itoa(fleet.More), "0"}}
 	}
 	return fleet
@@ -327,8 +327,8 @@ func (f *findings) queue(fleet Fleet, name string, s delayqueue.Stats) {
 		if len(fleet.Processes) == 0 {
 			workers = "not known"
 		}
-		f.add("no_worker", SeverityAct, name, fmt.Sprintf("Queue %s: %s, and nobody is seen who works.", name, due),
-			Evidence{"last claim", brief(s.SinceLastClaim) + " ago", "at most " + brief(noWorkerAfter)}, Evidence{"workers that processes tell of", workers, "1 or more"})
+		f.add("no_worker", SeverityAct, name, fmt.Sprintf("Queue %s: %s, and no worker is seen.", name, due),
+			Evidence{"last claim", brief(s.SinceLastClaim) + " ago", "at most " + brief(noWorkerAfter)}, Evidence{"workers that processes report", workers, "1 or more"})
 	case s.Lateness > lateAfter && !s.Paused:
 		f.add("late", SeverityAct, name, fmt.Sprintf("Queue %s is behind: %s.", name, due), Evidence{"lateness", brief(s.Lateness), "at most " + brief(lateAfter)})
 	}
@@ -349,7 +349,7 @@ func (f *findings) queue(fleet Fleet, name string, s delayqueue.Stats) {
 			severity, grow = SeverityAct, ", and they grow"
 		}
 		f.add("dead", severity, name, fmt.Sprintf("Queue %s has %s%s.", name, count(s.Dead, "dead letter", "dead letters"), grow),
-			Evidence{"dead letters", strconv.FormatInt(s.Dead, 10), "0"}, Evidence{"died in the last " + brief(lately) + ", as processes tell", strconv.FormatInt(died, 10), "0"},
+			Evidence{"dead letters", strconv.FormatInt(s.Dead, 10), "0"}, Evidence{"died in the last " + brief(lately) + ", as processes report", strconv.FormatInt(died, 10), "0"},
 			Evidence{"keys that they halt", strconv.FormatInt(s.Halted, 10), "0"})
 	}
 }

@@ -120,7 +120,7 @@ func (f *findings) longHolds(fleet Fleet) {
 	}
 	figures := []Evidence{{"longest hold", brief(all[0].held), "at most " + brief(all[0].most)}, examples("held by", holders)}
 	if calls > 0 {
-		figures = append(figures, Evidence{"calls that wait, as their processes tell", strconv.Itoa(calls), ""})
+		figures = append(figures, Evidence{"calls that wait, as their processes report", strconv.Itoa(calls), ""})
 	}
 	if messages > 0 {
 		more := ""

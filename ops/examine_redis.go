@@ -18,13 +18,13 @@ func (f *findings) servers(fleet Fleet) {
 	asked := f.facts.Servers
 	switch {
 	case errors.Is(asked.Err, errors.ErrUnsupported):
-		f.unknown("away", "", "What the servers of Redis say cannot be read.", "INFO of each server.", asked.Err)
+		f.unknown("away", "", "The state of the Redis servers cannot be read.", "INFO of each server.", asked.Err)
 		return
 	case asked.Err != nil:
 		f.away("", asked.Err)
 		return
 	}
-	if !known(f, asked, "away", "", "What the servers of Redis say", "") {
+	if !known(f, asked, "away", "", "The state of the Redis servers", "") {
 		return
 	}
 	for _, s := range asked.Value {
@@ -49,7 +49,7 @@ func (f *findings) away(addr string, err error) {
 	}
 	does := " does not answer."
 	if _, said := errors.AsType[redis.Error](err); said {
-		does = " refuses to be asked."
+		does = " denies the request."
 	}
 	f.add("away", SeverityAct, addr, subject+does, Evidence{"the error", cut(safeError(err), maxDetail), "an answer within " + brief(serversTimeout)})
 }
@@ -63,7 +63,7 @@ func (f *findings) memory(fleet Fleet, s Server) {
 			f.warned("eviction", SeverityAct, "Processes found a server that may evict the records of held keys.", warned, fleet)
 			break
 		}
-		f.unknown("eviction", s.Addr, s.Addr+" does not tell whether it may evict held keys.", "The setting maxmemory-policy: noeviction is right.", nil)
+		f.unknown("eviction", s.Addr, s.Addr+" does not report whether it may evict held keys.", "The setting maxmemory-policy: noeviction is right.", nil)
 	default:
 		most := "none, so it evicts nothing until there is one"
 		if limit > 0 {
@@ -120,7 +120,7 @@ func (f *findings) replicas(s Server) {
 	if n == 0 || !told || s.Info["cmdstat_wait"] != "" || s.Info["min_slaves_good_slaves"] != "" {
 		return
 	}
-	f.add("replicas", SeverityLook, s.Addr, s.Addr+" has replicas, and nobody waits until they have a write.",
+	f.add("replicas", SeverityLook, s.Addr, s.Addr+" has replicas, and no call waits until they have its write.",
 		Evidence{"replicas", strconv.Itoa(n), ""}, Evidence{"calls of WAIT", "0", "some, or min-replicas-to-write"})
 }
 
@@ -129,7 +129,7 @@ func (f *findings) persistence(s Server) {
 	switch {
 	case s.Info["aof_enabled"] == "1" || s.Save.Err == nil && (s.Save.At.IsZero() || s.Save.Value != ""):
 	case s.Save.Err != nil:
-		f.unknown("persistence", s.Addr, s.Addr+" does not tell whether it writes snapshots to disk.", byHand, s.Save.Err)
+		f.unknown("persistence", s.Addr, s.Addr+" does not report whether it writes snapshots to disk.", byHand, s.Save.Err)
 	default:
 		lost := "leases and Idempotency-Keys are lost when it restarts."
 		if n := len(f.facts.Queues.Value); n > 0 {
@@ -143,7 +143,7 @@ func (f *findings) persistence(s Server) {
 func (f *findings) rights(s Server) {
 	const byHand = "ACL LOG, and ACL GETUSER of the services' user, beside the table of rights in docs/operations.md."
 	if s.Rights.Err != nil {
-		f.unknown("rights", s.Addr, s.Addr+" does not tell what its user may do.", byHand, s.Rights.Err)
+		f.unknown("rights", s.Addr, s.Addr+" does not report what its user may do.", byHand, s.Rights.Err)
 		return
 	}
 	missing := s.Rights.Value.Missing

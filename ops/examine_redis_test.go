@@ -301,7 +301,7 @@ func TestExamine_Rights(t *testing.T) {
 	require.Equal(t, []string{"unknown rights " + server.Addr}, found(t, admin, ops.ExamineOptions{User: "nobody"}))
 	wrong, err := ops.Examine(t.Context(), redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "service", Password: "wrong"}), ops.ExamineOptions{})
 	require.NoError(t, err)
-	require.Equal(t, "Redis at "+server.Addr+" refuses to be asked.", wrong[0].Text)
+	require.Equal(t, "Redis at "+server.Addr+" denies the request.", wrong[0].Text)
 	modest := as("modest", slices.DeleteFunc(slices.Clone(services), func(r string) bool {
 		return strings.HasPrefix(r, "+config") || strings.HasPrefix(r, "+acl")
 	})...)

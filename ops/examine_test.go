@@ -119,7 +119,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 			s.Paused, s.PausedUntil, s.Lateness = true, examined, time.Hour
 		}, "look paused ship", "2027-01-15 08:00:00 UTC"},
 		{func(f *ops.Facts) { queueStats(f).Dead = 2 }, "look dead ship", "2 dead letters."},
-		{func(f *ops.Facts) { queueStats(f).Dead = 2; happens("queues", "dead", "ship")(f) }, "act dead ship", "died in the last 10 min, as processes tell: 3"},
+		{func(f *ops.Facts) { queueStats(f).Dead = 2; happens("queues", "dead", "ship")(f) }, "act dead ship", "died in the last 10 min, as processes report: 3"},
 		{happens("queues", "expired", "ship"), "look expiring ship", "3 messages"},
 		{happens("locks", "shed", ""), "look shed ", "3 calls"},
 		{happens("locks", "lost", ""), "act lost ", `keys: "k\n1"`},
@@ -131,7 +131,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		}, "look long_holds ", "longest hold: 1 min 6 s (want at most 1 min)"},
 		{func(f *ops.Facts) {
 			process(f).Local.Waits = []core.LocalWait{{Key: "k"}, {Key: "k"}}
-		}, "look long_holds ", "calls that wait, as their processes tell: 2"},
+		}, "look long_holds ", "calls that wait, as their processes report: 2"},
 		{func(f *ops.Facts) {
 			f.Queues.Value[0].Parked = map[string]int{"k": 3, "young": 1}
 		}, "look long_holds ", "messages queued after them: 3"},
@@ -148,7 +148,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { *server(f) = ops.Server{Addr: "s:1", Err: errSaid} }, "act away s:1", "within 1.5 s"},
 		{func(f *ops.Facts) { server(f).Info["role"] = "slave" }, "act read_only s:1", "slave (want master)"},
 		{func(f *ops.Facts) { server(f).Info["maxmemory_policy"] = "volatile-lru" }, "act eviction s:1", "volatile-lru (want noeviction)"},
-		{func(f *ops.Facts) { delete(server(f).Info, "maxmemory_policy") }, "unknown eviction s:1", "does not tell"},
+		{func(f *ops.Facts) { delete(server(f).Info, "maxmemory_policy") }, "unknown eviction s:1", "does not report"},
 		{func(f *ops.Facts) {
 			delete(server(f).Info, "maxmemory_policy")
 			warns(core.WarnEviction)(f)

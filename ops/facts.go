@@ -100,7 +100,7 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 	case nilcheck.IsNil(rdb):
 		return Facts{}, invalid("ReadFacts: the redis client is nil")
 	case !tellsServers(rdb):
-		return Facts{}, invalid("ReadFacts: a %T does not tell which servers it uses", rdb)
+		return Facts{}, invalid("ReadFacts: a %T does not say which servers it uses", rdb)
 	case !ident.ValidPrefix(o.Prefix):
 		return Facts{}, invalid("ReadFacts: the prefix %q", o.Prefix)
 	}
@@ -273,7 +273,7 @@ func (s Server) rest(ctx context.Context, rdb *redis.Client, o *ExamineOptions) 
 	settings, err := rdb.ConfigGet(ctx, "save").Result()
 	save, told := settings["save"]
 	if err == nil && !told {
-		err = errors.New("CONFIG GET does not tell it")
+		err = errors.New("CONFIG GET does not report it")
 	}
 	s.Save = Asked[string]{time.Now(), save, err}
 	s.Rights = readRights(ctx, rdb, *o)

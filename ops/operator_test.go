@@ -407,7 +407,7 @@ func TestOperator_NeedsOnePrefix(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestTheSmallestRightsOfAnAudit(t *testing.T) {
+func TestACL_TheSmallestRightsOfAnAudit(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := redistest.Rights(t, "ops.Audit")

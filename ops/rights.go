@@ -93,7 +93,7 @@ func (u *aclUser) parse(reply any) error {
 	}
 	rules, ok := fields["commands"].(string)
 	if !ok {
-		return errors.New("ACL GETUSER does not tell the commands")
+		return errors.New("ACL GETUSER does not report the commands")
 	}
 	if selectors, _ := fields["selectors"].([]any); len(selectors) > 0 {
 		return errors.New("the user has selectors")

@@ -73,7 +73,7 @@ type QueueStats struct {
 	// Enqueued counts the calls to store a job, and Settled the claims, by how they ended.
 	Enqueued map[delayqueue.EnqueueKind]int64
 	Settled  map[delayqueue.Outcome]int64
-	// Redelivered and Expired are messages that this process tidied up, as in [delayqueue.Reaped].
+	// Redelivered and Expired are messages that this process reaped, as in [delayqueue.Reaped].
 	Redelivered, Expired int64
 	// Lag is for how long messages were due when they were started, KeyWait how long those with a
 	// key waited for it, and Claim the time from each claim to its end.

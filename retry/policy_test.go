@@ -51,7 +51,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-func TestADeadlineThatWaitingWouldMissEndsWaiting(t *testing.T) {
+func TestPolicy_ADeadlineThatWaitingWouldMissEndsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
@@ -65,7 +65,7 @@ func TestADeadlineThatWaitingWouldMissEndsWaiting(t *testing.T) {
 	})
 }
 
-func TestFieldsThatCannotWorkAreErrors(t *testing.T) {
+func TestPolicy_FieldsThatCannotWorkAreErrors(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]retry.Policy{
 		"Initial": {Initial: -1}, "Max": {Max: -1}, "MaxWait": {MaxWait: -1}, "MaxAttempts": {MaxAttempts: -1},

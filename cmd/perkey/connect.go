@@ -193,7 +193,7 @@ func explain(err error) string {
 		return "stopped"
 	}
 	if changed, ok := errors.AsType[*ops.ChangedError](err); ok {
-		return fmt.Sprintf("nothing was changed, since it is not as you saw it.\n  seen  %s\n  now   %s", changed.Seen, changed.Now)
+		return fmt.Sprintf("nothing was changed: it is not as you saw it any more.\n  seen  %s\n  now   %s", changed.Seen, changed.Now)
 	}
 	return err.Error()
 }
@@ -227,7 +227,7 @@ func (t *tool) connectOperator(ctx context.Context, c *cli.Command) (*ops.Operat
 
 // reasonFlag is that of all changes.
 func reasonFlag() cli.Flag {
-	return &cli.StringFlag{Name: flagReason, Usage: "why, for the audit: a `TEXT` that is needed"}
+	return &cli.StringFlag{Name: flagReason, Usage: "why, for the audit: `TEXT`, required"}
 }
 
 // by is who makes a change, and why.

@@ -21,8 +21,8 @@ func (t *tool) doctorCommand() *cli.Command {
 			"Exit status: 0 nothing was found, 3 something was, 1 Redis could not be asked, or not all of it.\n" +
 			"Kinds of findings, for --ignore: " + strings.Join(ops.FindingKinds(), ", ") + ".",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "user", Usage: "compare the rights of this `USER` of Redis with what services need; by default those of the connection's"},
-			&cli.StringSliceFlag{Name: "ignore", Usage: "leave out findings of this `KIND`, which is as it should be; may be given again"},
+			&cli.StringFlag{Name: "user", Usage: "compare the rights of this `USER` of Redis with what services need; by default those of the connection's user"},
+			&cli.StringSliceFlag{Name: "ignore", Usage: "leave out findings of this `KIND`, which you accept; may be given again"},
 		},
 	}
 }

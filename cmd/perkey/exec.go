@@ -27,7 +27,7 @@ func (t *tool) execCommand() *cli.Command {
 			"If the lease is lost, the command gets SIGTERM, and SIGKILL after --grace; processes that it has started itself get neither.\n" +
 			"Exit status: the command's own, 128 and the signal's number if one killed it; 75 if the lease was lost; 1 if the key is held.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "wait", Usage: "wait so long for the key; 0: not at all"},
+			&cli.DurationFlag{Name: "wait", Usage: "wait for the key for this `TIME`; 0: do not wait"},
 			&cli.DurationFlag{Name: "ttl", Value: core.DefaultTTL, Usage: "the length of the lease, which is renewed"},
 			&cli.DurationFlag{Name: "grace", Value: 5 * time.Second, Usage: "how long the command has to end after the lease was lost"},
 		},
@@ -100,7 +100,7 @@ func (t *tool) take(ctx context.Context, key, command string, wait, ttl time.Dur
 	}
 	switch {
 	case errors.Is(context.Cause(asking), errWaited):
-		err = fmt.Errorf("%s is held still, after %s: see perkey show %s", quote(key), span(wait), shell(key))
+		err = fmt.Errorf("%s is still held after %s: see perkey show %s", quote(key), span(wait), shell(key))
 	case errors.Is(err, core.ErrConflict):
 		err = fmt.Errorf("%s is held: see perkey show %s", quote(key), shell(key))
 	}

@@ -20,7 +20,7 @@ const flagListen = "listen"
 func (t *tool) exporterCommand() *cli.Command {
 	return &cli.Command{
 		Name: "exporter", Usage: "serve metrics of all queues and of processes with a beacon to Prometheus, at /metrics", ArgsUsage: " ",
-		Description: "Queues under the prefix are found by themselves. It has no counters of calls: each service exports its own with lockprom.\n" +
+		Description: "It finds the queues under the prefix by itself. It has no counters of calls: each service exports its own with lockprom.\n" +
 			"Whoever reaches the address sees the names of queues and how much is in them, and no keys. It ends with Ctrl-C.",
 		Flags:  []cli.Flag{&cli.StringFlag{Name: flagListen, Value: "127.0.0.1:9171", Usage: "the `ADDRESS` to listen on"}},
 		Action: t.exporter,

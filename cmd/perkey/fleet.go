@@ -109,7 +109,7 @@ func (t *tool) fleet(ctx context.Context, c *cli.Command) error {
 	if len(f.Processes) == 0 {
 		t.printf("%s\n", noBeacon(t.prefix))
 	} else {
-		t.table(row{"PROCESS", "SERVICE", "VERSION", "HELD", "WAITING", "SLOTS", "TOLD", ""}, processRows(f), 3, 4, 5)
+		t.table(row{"PROCESS", "SERVICE", "VERSION", "HELD", "WAITING", "SLOTS", "REPORTED", ""}, processRows(f), 3, 4, 5)
 	}
 	if versions := f.Versions(); len(versions) > 1 {
 		t.printf("\nversions differ: %s\n", countsText(versions, versionLen))

@@ -50,7 +50,7 @@ type idemJSON struct {
 
 // stateTexts say what the states mean.
 var stateTexts = map[string]string{
-	"unknown": "nothing is known: it never came, or it is forgotten",
+	"unknown": "nothing is known: it never arrived, or was forgotten",
 	"parked":  "it was parked, and has not begun",
 	"begun":   "it has begun, and has no response: it runs, or its process died",
 	"done":    "it ran; its response is stored, and is what a repetition gets",

@@ -14,7 +14,7 @@ import (
 func (t *tool) lsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "ls", Usage: "the keys that are held, waited for or reserved", ArgsUsage: "[PREFIX]",
-		Description: "It goes through all names of the Redis, slowly: a million take some 20 s, and a twentieth of its time. ^C stops it.",
+		Description: "It reads all names in Redis, slowly: a million take some 20 s, and it uses a twentieth of Redis's time. ^C stops it.",
 		Flags:       []cli.Flag{&cli.IntFlag{Name: "limit", Value: 1000, Usage: "stop after `N` keys"}},
 		Action:      t.ls,
 	}

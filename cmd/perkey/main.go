@@ -77,7 +77,7 @@ func (t *tool) command() *cli.Command {
 	root := &cli.Command{
 		Name:  "perkey",
 		Usage: "inspect and operate the locks and queues of perkey in a Redis",
-		Description: "Exit status: 0 done, 1 error, 2 a mistake in what was typed, 3 something was found (doctor, config check).\n" +
+		Description: "Exit status: 0 done, 1 error, 2 a mistake in the command line, 3 something was found (doctor, config check).\n" +
 			"Keys and ids are shown quoted, as Go quotes them, where they have more than plain characters; -q takes them so.\n" +
 			"Each change needs --reason, and is in the audit before it is made.",
 		Flags:          t.flags(),

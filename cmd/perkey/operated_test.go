@@ -187,7 +187,7 @@ func TestOperator_FindsAndMends(t *testing.T) {
 
 	// Both say what is wrong, within a minute.
 	ill := map[string]string{
-		"long_holds": "2 keys are held for longer than usual while others wait.", "no_worker": "Queue mail: 1 message is due, and nobody is seen who works.",
+		"long_holds": "2 keys are held for longer than usual while others wait.", "no_worker": "Queue mail: 1 message is due, and no worker is seen.",
 		"dead": "Queue ship has 5 dead letters, and they grow.", "eviction": "may evict the records of held keys.", "versions": "2 versions of perkey run side by side.",
 	}
 	has := func(text string) bool {

@@ -151,7 +151,7 @@ func (t *tool) queueStats(ctx context.Context, c *cli.Command) error {
 	t.field("made of", "%s", parts)
 	t.field("queued", "%d, of which %d could start now", s.Queued, s.Due)
 	if s.Due > 0 {
-		t.field("late", "%s: for so long the first of them could have started", span(s.Lateness))
+		t.field("late", "the first of them could have started %s ago", span(s.Lateness))
 	}
 	t.field("running", "%d", s.Running)
 	t.field("dead", "%d", s.Dead)

@@ -14,7 +14,7 @@ import (
 
 func (t *tool) showCommand() *cli.Command {
 	return &cli.Command{
-		Name: "show", Usage: "who has a key, who waits for it, what is parked, and what happens if one takes it", ArgsUsage: "KEY",
+		Name: "show", Usage: "who has a key, who waits for it, what is parked, and what taking it would do", ArgsUsage: "KEY",
 		Action: t.show,
 	}
 }

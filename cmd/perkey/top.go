@@ -16,7 +16,7 @@ func (t *tool) topCommand() *cli.Command {
 	return &cli.Command{
 		Name: "top", Usage: "show what all processes with a beacon do, and refresh it", ArgsUsage: " ",
 		Description: "Hot keys, the oldest leases, the longest waits, queues and what happened last. Without a terminal, and with -o json, it shows them once.\n" +
-			"It ends with q or Ctrl-C. It reads what processes tell every 10 s: keys that are held for less are not all seen.",
+			"It ends with q or Ctrl-C. It reads the reports of processes, one every 10 s: it can miss keys that are held for less.",
 		Flags:  []cli.Flag{&cli.DurationFlag{Name: "every", Value: 2 * time.Second, Usage: "this `TIME`, 1s or more; longer if reading takes more than a tenth of it"}},
 		Action: t.top,
 	}

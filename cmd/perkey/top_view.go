@@ -21,26 +21,26 @@ type topView struct {
 	rates         rates
 }
 
-// rates are the calls a second of each process, between two times that it told.
+// rates are the calls a second of each process, between two of its reports.
 type rates struct {
-	of     map[string]told
+	of     map[string]counted
 	second map[core.OutcomeKind]float64
 	known  bool
 }
 
-// told is what a process had counted when it told.
-type told struct {
+// counted is what a process had counted at a report.
+type counted struct {
 	at     time.Time
 	since  time.Time
 	counts map[core.OutcomeKind]int64
-	rates  map[core.OutcomeKind]float64 // nil: it told once
+	rates  map[core.OutcomeKind]float64 // nil: it reported once
 }
 
 func (r *rates) add(f *fleetState) {
-	now := map[string]told{}
+	now := map[string]counted{}
 	r.second, r.known = map[core.OutcomeKind]float64{}, false
 	for _, p := range f.Processes {
-		one := told{at: p.Snapshot.At, since: p.Snapshot.Since, counts: map[core.OutcomeKind]int64{}}
+		one := counted{at: p.Snapshot.At, since: p.Snapshot.Since, counts: map[core.OutcomeKind]int64{}}
 		for _, l := range p.Snapshot.Locks {
 			for kind, n := range l.Calls {
 				one.counts[kind] += n
@@ -139,7 +139,7 @@ func (v *topView) title(now time.Time) []line {
 
 func (v *topView) rateText() string {
 	if !v.rates.known {
-		return "calls/s -" // until a process has told twice
+		return "calls/s -" // until a process has reported twice
 	}
 	sum := 0.0
 	for _, n := range v.rates.second {
@@ -212,7 +212,7 @@ func (v *topView) panels() []panel {
 		}
 		hot.rows = append(hot.rows, row{quote(k.Key), weightOf(k.Weight), wait})
 	}
-	leases := panel{head: row{"OLDEST LEASE", "HELD", "TOLD", "FOR", "PROCESS", ""}, right: []int{1, 2}}
+	leases := panel{head: row{"OLDEST LEASE", "HELD", "REPORTED", "FOR", "PROCESS", ""}, right: []int{1, 2}}
 	for _, l := range v.fleet.OldestLeases(panelRows) {
 		contended := ""
 		if l.Contended {
@@ -220,7 +220,7 @@ func (v *topView) panels() []panel {
 		}
 		leases.rows = append(leases.rows, row{quote(l.Key), span(l.Held), span(l.Age) + " ago", dash(l.Name), processName(l.Process), contended})
 	}
-	waits := panel{head: row{"LONGEST WAIT", "WAITED", "TOLD", "FOR", "PROCESS"}, right: []int{1, 2}}
+	waits := panel{head: row{"LONGEST WAIT", "WAITED", "REPORTED", "FOR", "PROCESS"}, right: []int{1, 2}}
 	for _, w := range v.fleet.LongestWaits(panelRows) {
 		waits.rows = append(waits.rows, row{quote(w.Key), span(w.Waited), span(w.Age) + " ago", dash(w.Name), processName(w.Process)})
 	}
@@ -351,18 +351,18 @@ type leaseJSON struct {
 	Name      string  `json:"name,omitempty"`
 	Fence     int64   `json:"fence"`
 	Held      float64 `json:"held_s"`
-	Told      float64 `json:"told_ago_s"`
+	Reported  float64 `json:"reported_ago_s"`
 	Left      float64 `json:"lease_left_s"`
 	Contended bool    `json:"contended,omitempty"`
 }
 
 type waitJSON struct {
 	keyJSON
-	Process string  `json:"process"`
-	Name    string  `json:"name,omitempty"`
-	ID      string  `json:"id,omitempty"`
-	Waited  float64 `json:"waited_s"`
-	Told    float64 `json:"told_ago_s"`
+	Process  string  `json:"process"`
+	Name     string  `json:"name,omitempty"`
+	ID       string  `json:"id,omitempty"`
+	Waited   float64 `json:"waited_s"`
+	Reported float64 `json:"reported_ago_s"`
 }
 
 type topJSON struct {

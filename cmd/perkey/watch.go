@@ -68,7 +68,7 @@ func (t *tool) watch(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	defer w.Close()
-	_, _ = fmt.Fprintf(t.errOut, "watching for %s; each process tells within some 10 s\n", keys.For)
+	_, _ = fmt.Fprintf(t.errOut, "watching for %s; each process reports within some 10 s\n", keys.For)
 	missing := int64(0)
 	for e := range w.Events() {
 		if n := w.Dropped(); n > missing {

@@ -27,7 +27,7 @@ func newLocker(t *testing.T) *core.Locker {
 	return l
 }
 
-func TestToMiddlewareReportsMistakes(t *testing.T) {
+func TestToMiddleware_ReportsMistakes(t *testing.T) {
 	guard := newLocker(t).Guard(core.RejectConflicts)
 	key := echolock.Param("order:", "id")
 	for name, config := range map[string]echolock.Config{
@@ -51,7 +51,7 @@ func TestToMiddlewareReportsMistakes(t *testing.T) {
 	require.Panics(t, func() { echolock.PerKeyWithConfig(echolock.Config{Guard: guard}) })
 }
 
-func TestConstructorsOfKeys(t *testing.T) {
+func TestPerKey_ConstructorsOfKeys(t *testing.T) {
 	e := echo.New()
 	guard := newLocker(t).Guard(core.RejectConflicts)
 	for path, key := range map[string]echolock.KeyFunc{
@@ -112,7 +112,7 @@ func TestPathParams_AreDecodedOnce(t *testing.T) {
 }
 
 // A group with middleware has echo answer what it does not match at the same path.
-func TestCatchAllRouteOfAGroupIsGuarded(t *testing.T) {
+func TestPerKey_CatchAllRouteOfAGroupIsGuarded(t *testing.T) {
 	closed := echolock.PerKey(newLocker(t).Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "", errors.New("no key") })
 	e := echo.New()
 	g := e.Group("/api", closed)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-func TestASubscriptionThatIsCutComesBackAndSaysSo(t *testing.T) {
+func TestListener_ASubscriptionThatIsCutComesBackAndSaysSo(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		direct := env.Client(t)
@@ -40,7 +40,7 @@ func TestASubscriptionThatIsCutComesBackAndSaysSo(t *testing.T) {
 	})
 }
 
-func TestCloseEndsAListenerInEveryState(t *testing.T) {
+func TestClose_EndsAListenerInEveryState(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	nobody := func() {}
@@ -63,7 +63,7 @@ func TestCloseEndsAListenerInEveryState(t *testing.T) {
 	l.Close()
 }
 
-func TestASubscriptionThatCannotBeMadeIsToldOfOnce(t *testing.T) {
+func TestListener_ASubscriptionThatCannotBeMadeIsToldOfOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		through := *env
@@ -86,7 +86,7 @@ func TestASubscriptionThatCannotBeMadeIsToldOfOnce(t *testing.T) {
 }
 
 // A primary that is cut off from the others goes on to answer its clients.
-func TestASubscriptionFollowsEachFailoverOfSentinels(t *testing.T) {
+func TestListener_ASubscriptionFollowsEachFailoverOfSentinels(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	rdb := s.AppClient(t)
@@ -120,7 +120,7 @@ func TestASubscriptionFollowsEachFailoverOfSentinels(t *testing.T) {
 
 // The primary becomes a replica of another server, where the client's commands go from then on,
 // and later a server of its own.
-func TestASubscriptionThatStaysBehind(t *testing.T) {
+func TestListener_ASubscriptionThatStaysBehind(t *testing.T) {
 	t.Parallel()
 	old, primary := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
 	var subscription, commands atomic.Value

@@ -9,7 +9,7 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-func TestTrustEndsBeforeTheLease(t *testing.T) {
+func TestTrust_EndsBeforeTheLease(t *testing.T) {
 	t.Parallel()
 	sent := time.Now()
 	for ttl, margin := range map[time.Duration]time.Duration{
@@ -22,7 +22,7 @@ func TestTrustEndsBeforeTheLease(t *testing.T) {
 	}
 }
 
-func TestEitherClockEndsTrust(t *testing.T) {
+func TestTrust_EitherClockEndsIt(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	require.False(t, trust.Passed(now.Add(time.Second), now))

@@ -75,7 +75,7 @@ func areas(found []ops.Finding, queues []queueView, fleet panel[fleetView], serv
 		if len(a.Findings) > 0 {
 			a.Severity = a.Findings[0].Severity
 		} else if which == ops.AreaExclusion && (!fleet.OK() || len(fleet.Data.Processes) == 0) {
-			a.Severity, a.Fine = ops.SeverityUnknown, "What processes tell is not known."
+			a.Severity, a.Fine = ops.SeverityUnknown, "The list of processes is not known."
 		}
 	}
 	return all

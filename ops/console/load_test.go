@@ -147,7 +147,7 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 
 	redistest.Eventually(t, func() bool {
 		_, overview, _ := get(t, server.URL+"/")
-		return strings.Contains(overview, "nobody is seen who works") && strings.Contains(overview, "Act now")
+		return strings.Contains(overview, "no worker is seen") && strings.Contains(overview, "Act now")
 	}, "the page says that there is no worker when none has asked for half a minute")
 }
 

@@ -57,7 +57,7 @@ func evictionOf(ctx context.Context, node redis.Cmdable, addr string) (w Warning
 	case "noeviction":
 		return w, false
 	case "":
-		return Warning{Kind: WarnEvictionUnknown, Node: addr, Detail: "INFO memory does not tell the maxmemory-policy"}, true
+		return Warning{Kind: WarnEvictionUnknown, Node: addr, Detail: "INFO memory does not report the maxmemory-policy"}, true
 	}
 	detail := fmt.Sprintf("maxmemory-policy is %s: held keys can be evicted", policy)
 	if limit == "0" {

@@ -46,7 +46,7 @@ var lastMoment = map[string]struct {
 
 // PEXPIRE with a time that is over deletes a record: what is written next would stay for
 // ever. PTTL answers 0 in a record's last millisecond.
-func TestARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
+func TestRecord_ARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
 	t.Parallel()
 	for name, call := range lastMoment {
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
 	}
 }
 
-func TestTheMutantThatExpiresAtOnceIsCaught(t *testing.T) {
+func TestRecord_TheMutantThatExpiresAtOnceIsCaught(t *testing.T) {
 	t.Parallel()
 	const floor = "local LEAST = 10\n"
 	script := store.Sources["acquire"]
@@ -192,7 +192,7 @@ func brokenPromises(t *testing.T, script, token, obstacle string) (broken int) {
 
 // A grant that a waiter was sent must be in its record, also when the script that sent it
 // comes upon a key where it can write nothing.
-func TestAcquireAllThatFailsHasPromisedNothing(t *testing.T) {
+func TestAcquireAll_ThatFailsHasPromisedNothing(t *testing.T) {
 	t.Parallel()
 	for obstacle := range obstacles {
 		for mode, token := range map[string]string{"shared": readerToken, "counted": "3" + strangerToken[1:], "exclusive": strangerToken} {
@@ -204,7 +204,7 @@ func TestAcquireAllThatFailsHasPromisedNothing(t *testing.T) {
 	}
 }
 
-func TestMutantsOfAcquireAllThatPromiseTooMuchAreCaught(t *testing.T) {
+func TestAcquireAll_MutantsThatPromiseTooMuchAreCaught(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]struct{ old, new, obstacle string }{
 		"it does not look at the types first": {"records[i] = read(key)", "records[i] = nil", "a foreign key"},

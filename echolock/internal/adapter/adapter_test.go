@@ -20,7 +20,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestRefusalIsAResponseAndNoError(t *testing.T) {
+func TestPerKey_RefusalIsAResponseAndNoError(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
@@ -42,7 +42,7 @@ func TestRefusalIsAResponseAndNoError(t *testing.T) {
 	})
 }
 
-func TestHandlersErrorIsReturnedUnchangedAfterTheRelease(t *testing.T) {
+func TestPerKey_HandlersErrorIsReturnedUnchangedAfterTheRelease(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
 		failed := v.failure(http.StatusTeapot)
@@ -127,7 +127,7 @@ func TestReturnErrors(t *testing.T) {
 	})
 }
 
-func TestUnmatchedRoutesPass(t *testing.T) {
+func TestPerKey_UnmatchedRoutesPass(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
 		b.HoldKey(t, "k")
@@ -170,7 +170,7 @@ func TestUnmatchedRoutesPass(t *testing.T) {
 	})
 }
 
-func TestGuardInFrontOfTheRouterFailsClosed(t *testing.T) {
+func TestGuard_InFrontOfTheRouterFailsClosed(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
 		var log bytes.Buffer
@@ -221,7 +221,7 @@ func (t routeTable) Route(method, pattern string) (httplock.Route, bool) {
 	return route, has
 }
 
-func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
+func TestFromConfig_GuardsWhatHasARoute(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)

@@ -16,7 +16,7 @@ import (
 )
 
 // What a handler's error is answered with is the response, and is kept like any other.
-func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
+func TestIdempotency_RequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
 		store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))

@@ -19,7 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestParkedRequestsAreReplayed(t *testing.T) {
+func TestParking_ParkedRequestsAreReplayed(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
 		queue, err := delayqueue.New(b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
@@ -75,7 +75,7 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 	})
 }
 
-func TestReplayThatMayNotRun(t *testing.T) {
+func TestReplay_ThatMayNotRun(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		for _, returned := range []bool{false, true} {
 			b := testbed.New(t, redistest.Embedded(t))
