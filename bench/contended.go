@@ -25,7 +25,7 @@ type contention struct {
 	inside    time.Duration
 	oneWay    time.Duration // the way to Redis, if it is long
 	locks     []string
-	round     time.Duration // for each lock; a tenth in a quick run
+	round     time.Duration // for each lock
 	bars      []bar
 }
 
@@ -70,7 +70,7 @@ func (c contention) run(b *bench) {
 	}
 	all := b.startLocks(c.processes, target{addr, c.workers, leaseTime}, c.locks...)
 	b.inRounds(all, 1, func(r *row, round int, s *sample) (err error) {
-		j := Job{Key: fmt.Sprintf("hot:%s:%d", c.title, round), For: scale(b, c.round, c.round/10), Inside: c.inside}
+		j := Job{Key: fmt.Sprintf("hot:%s:%d", c.title, round), For: scale(b, c.round, min(c.round/10, 300*time.Millisecond)), Inside: c.inside}
 		var answers []Answer
 		s.watch(b, func() {
 			b.shared.reset()
@@ -213,7 +213,7 @@ const ended = -1
 // Give acquires the key, and releases it when the taker has waited for a while
 // that no rhythm of polling can be in step with.
 func (w *Worker) Give(j Job, _ *Answer) (err error) {
-	defer rescue(&err)
+	defer func() { rescue(recover(), &err) }()
 	ctx, s := context.Background(), w.shared
 	defer s.held.Store(ended)
 	end := time.Now().Add(j.For)
@@ -233,7 +233,7 @@ func (w *Worker) Give(j Job, _ *Answer) (err error) {
 
 // Take waits for each key that Give holds.
 func (w *Worker) Take(j Job, a *Answer) (err error) {
-	defer rescue(&err)
+	defer func() { rescue(recover(), &err) }()
 	ctx, s := context.Background(), w.shared
 	for i := int64(1); ; i++ {
 		until(func() bool { held := s.held.Load(); return held >= i || held == ended })

@@ -112,14 +112,12 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// rescue sets err to what check was given.
-func rescue(err *error) {
-	if r := recover(); r != nil {
-		failed, ok := r.(failure)
-		if !ok {
-			panic(r)
-		}
+// rescue sets err to what check was given, if that is what was recovered.
+func rescue(recovered any, err *error) {
+	if failed, ok := recovered.(failure); ok {
 		*err = failed.error
+	} else if recovered != nil {
+		panic(recovered)
 	}
 }
 
@@ -136,7 +134,7 @@ func (b *bench) run(name string, f func(*bench)) (err error) {
 			err = fmt.Errorf("%s: %w", name, err)
 		}
 	}()
-	defer rescue(&err)
+	defer func() { rescue(recover(), &err) }()
 	f(b)
 	return nil
 }

@@ -224,7 +224,7 @@ func (b *bench) claimed(implementation, name string, lease time.Duration, starte
 
 // Claim works on a queue with a handler that never comes back.
 func (w *Worker) Claim(j Job, _ *Answer) (err error) {
-	defer rescue(&err)
+	defer func() { rescue(recover(), &err) }()
 	claimed := make(chan struct{})
 	must(must(queues[j.Name](j.Target, j.Key)).Work(func(int) {
 		claimed <- struct{}{}
