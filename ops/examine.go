@@ -42,7 +42,7 @@ func (f Facts) Findings(now time.Time) []Finding {
 }
 
 // known reports whether something can be judged: it was answered, and lately.
-func known[T any](f *findings, a Asked[T], kind, subject, what, byHand string) bool {
+func known[T any](f *findings, a Reading[T], kind, subject, what, byHand string) bool {
 	switch {
 	case a.Err != nil:
 		f.unknown(kind, subject, what+" cannot be read.", byHand, a.Err)

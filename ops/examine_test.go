@@ -45,18 +45,18 @@ func healthy() *ops.Facts {
 		}
 	}
 	return &ops.Facts{
-		Servers: ops.Asked[[]ops.Server]{At: examined, Value: []ops.Server{{
+		Servers: ops.Reading[[]ops.Server]{At: examined, Value: []ops.Server{{
 			Addr: "s:1", RoundTrips: []time.Duration{time.Millisecond, time.Second, 50 * time.Millisecond},
 			Info: map[string]string{
 				"role": "master", "maxmemory_policy": "noeviction", "maxmemory": "100", "used_memory": "84", "aof_enabled": "0",
 				"slave0": "ip=1.2.3.4,port=6379,state=online,offset=14,lag=10", "cmdstat_get": "calls=1", "cmdstat_wait": "calls=1",
 			},
-			Save: ops.Asked[string]{At: examined, Value: "3600 1"}, Rights: ops.Asked[ops.Rights]{At: examined, Value: ops.Rights{User: "app"}},
+			Save: ops.Reading[string]{At: examined, Value: "3600 1"}, Rights: ops.Reading[ops.Rights]{At: examined, Value: ops.Rights{User: "app"}},
 		}}},
-		Fleet: ops.Asked[ops.Fleet]{At: examined, Value: ops.Fleet{At: examined, Processes: []ops.Process{process("a"), process("b")}}},
-		Queues: ops.Asked[[]ops.QueueFacts]{At: examined, Value: []ops.QueueFacts{{
+		Fleet: ops.Reading[ops.Fleet]{At: examined, Value: ops.Fleet{At: examined, Processes: []ops.Process{process("a"), process("b")}}},
+		Queues: ops.Reading[[]ops.QueueFacts]{At: examined, Value: []ops.QueueFacts{{
 			Info: delayqueue.Info{Name: "ship", Service: "shop", Partitions: 2},
-			Stats: ops.Asked[delayqueue.Stats]{At: examined, Value: delayqueue.Stats{
+			Stats: ops.Reading[delayqueue.Stats]{At: examined, Value: delayqueue.Stats{
 				Due: 3, Lateness: time.Minute, SinceLastClaim: 29 * time.Second, Totals: delayqueue.Totals{Expired: 9, Died: 9},
 			}},
 		}}},
@@ -233,7 +233,7 @@ func TestFacts_HoldsAreLongByWhatIsUsual(t *testing.T) {
 // A large fleet in which everything goes wrong, each time for another key, is judged in about a second: not in half a minute.
 func TestFacts_OfAThousandProcesses(t *testing.T) {
 	t.Parallel()
-	f := ops.Facts{Fleet: ops.Asked[ops.Fleet]{At: examined}}
+	f := ops.Facts{Fleet: ops.Reading[ops.Fleet]{At: examined}}
 	for i := range 1000 {
 		p := ops.Process{ID: fmt.Sprint(i), Snapshot: ops.Snapshot{At: examined}}
 		for j := range 64 {

@@ -146,7 +146,7 @@ func connect() (rdb *redis.Client, closeAll func()) {
 // A page that has read INFO anyway gives what it has: nothing is found of what it did not ask.
 func ExampleFacts_Findings() {
 	const info = "maxmemory_policy:allkeys-lru\r\nmaxmemory:0\r\nevicted_keys:0\r\n"
-	facts := ops.Facts{Servers: ops.Asked[[]ops.Server]{At: time.Now(), Value: []ops.Server{{Addr: "redis:6379", Info: ops.ParseInfo(info)}}}}
+	facts := ops.Facts{Servers: ops.Reading[[]ops.Server]{At: time.Now(), Value: []ops.Server{{Addr: "redis:6379", Info: ops.ParseInfo(info)}}}}
 	for _, f := range facts.Findings(time.Now()) {
 		fmt.Println(f.Severity, f.Area, f.Text, f.Evidence[0])
 	}

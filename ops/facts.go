@@ -28,28 +28,28 @@ const (
 )
 
 // Facts are what [Facts.Findings] examines. [ReadFacts] reads all of them; a caller that has some
-// already, such as a page that reads them now and then, can fill in those. What was not asked has
+// already, such as a page that reads them now and then, can fill in those. What was not read has
 // no findings.
 type Facts struct {
-	Servers Asked[[]Server] // the primaries, in the order of their addresses
-	Fleet   Asked[Fleet]
-	Queues  Asked[[]QueueFacts]
+	Servers Reading[[]Server] // the primaries, in the order of their addresses
+	Fleet   Reading[Fleet]
+	Queues  Reading[[]QueueFacts]
 }
 
-// Asked is a value that was asked for, or why there is none.
-type Asked[T any] struct {
-	// At is when it was answered, by the clock of this process. Zero, without an Err: it was not
-	// asked.
+// Reading is a value that was read, or why there is none.
+type Reading[T any] struct {
+	// At is when it was read, by the clock of this process. Zero, without an Err: it was not
+	// read.
 	At    time.Time
 	Value T
-	// Err is why there is no answer, or none that is newer.
+	// Err is why there is no value, or none that is newer.
 	Err error
 }
 
 // QueueFacts are the Facts of one queue.
 type QueueFacts struct {
 	Info  delayqueue.Info
-	Stats Asked[delayqueue.Stats]
+	Stats Reading[delayqueue.Stats]
 	// Parked has, for each of [Facts.LongHeld], how many messages of the queue are queued, as
 	// [ReadParked] returns it: it counts up to 10.
 	Parked map[string]int
@@ -65,9 +65,9 @@ type Server struct {
 	// RoundTrips is how long it took to answer cheap questions.
 	RoundTrips []time.Duration
 	// Save is the setting of that name: when Redis writes a snapshot.
-	Save Asked[string]
+	Save Reading[string]
 	// Rights are those of a user.
-	Rights Asked[Rights]
+	Rights Reading[Rights]
 }
 
 // ExamineOptions configure [Examine] and [ReadFacts]. The zero value is the default prefix, and the
@@ -120,7 +120,7 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 	})
 	both.Go(func() {
 		read := ask(ctx, factsTimeout, func(ctx context.Context) (readQueues, error) { return queuesOf(ctx, rdb, o.Prefix) })
-		f.Queues, queues = Asked[[]QueueFacts]{read.At, read.Value.facts, read.Err}, read.Value.queues
+		f.Queues, queues = Reading[[]QueueFacts]{read.At, read.Value.facts, read.Err}, read.Value.queues
 	})
 	both.Wait()
 	if held := f.LongHeld(); len(held) > 0 {
@@ -138,9 +138,9 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 // ReadServers reads what ReadFacts reads of servers, without their settings and rights: INFO, and
 // three cheap questions. A client other than *redis.Client and *redis.ClusterClient does not expose
 // its servers: for it Err wraps [errors.ErrUnsupported].
-func ReadServers(ctx context.Context, rdb redis.UniversalClient) Asked[[]Server] {
+func ReadServers(ctx context.Context, rdb redis.UniversalClient) Reading[[]Server] {
 	if nilcheck.IsNil(rdb) || !tellsServers(rdb) {
-		return Asked[[]Server]{At: time.Now(), Err: fmt.Errorf("ops: ReadServers: a %T: %w", rdb, errors.ErrUnsupported)}
+		return Reading[[]Server]{At: time.Now(), Err: fmt.Errorf("ops: ReadServers: a %T: %w", rdb, errors.ErrUnsupported)}
 	}
 	return readServers(ctx, rdb, nil)
 }
@@ -152,14 +152,14 @@ func tellsServers(rdb redis.UniversalClient) bool {
 }
 
 // readServers asks each primary; without options not for its settings and rights.
-func readServers(ctx context.Context, rdb redis.UniversalClient, o *ExamineOptions) Asked[[]Server] {
+func readServers(ctx context.Context, rdb redis.UniversalClient, o *ExamineOptions) Reading[[]Server] {
 	list := func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) }
 	nodes := ask(ctx, serversTimeout, list)
 	if _, cluster := rdb.(*redis.ClusterClient); nodes.Err != nil && cluster && answers(ctx, rdb) { // go-redis has asked a node that is away where the others are
 		nodes = ask(ctx, factsTimeout, list)
 	}
 	if nodes.Err != nil {
-		return Asked[[]Server]{Err: nodes.Err}
+		return Reading[[]Server]{Err: nodes.Err}
 	}
 	all := make([]Server, len(nodes.Value))
 	var reads sync.WaitGroup
@@ -167,7 +167,7 @@ func readServers(ctx context.Context, rdb redis.UniversalClient, o *ExamineOptio
 		reads.Go(func() { all[i] = readServer(ctx, node, o) })
 	}
 	reads.Wait()
-	return Asked[[]Server]{At: time.Now(), Value: all}
+	return Reading[[]Server]{At: time.Now(), Value: all}
 }
 
 // allAway is why no server answered, or nil.
@@ -182,13 +182,13 @@ func allAway(servers []Server) (err error) {
 }
 
 // ask asks a question, and waits for its answer no longer than most.
-func ask[T any](ctx context.Context, most time.Duration, question func(context.Context) (T, error)) Asked[T] {
+func ask[T any](ctx context.Context, most time.Duration, question func(context.Context) (T, error)) Reading[T] {
 	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("ops: no answer within %s: %w", most, core.ErrUnavailable))
-	answered := make(chan Asked[T], 1)
+	answered := make(chan Reading[T], 1)
 	go func() {
 		defer cancel()
 		value, err := question(ctx)
-		answered <- Asked[T]{At: time.Now(), Value: value, Err: err}
+		answered <- Reading[T]{At: time.Now(), Value: value, Err: err}
 	}()
 	select {
 	case a := <-answered:
@@ -198,7 +198,7 @@ func ask[T any](ctx context.Context, most time.Duration, question func(context.C
 		case a := <-answered: // which has ended the context
 			return a
 		default:
-			return Asked[T]{At: time.Now(), Err: context.Cause(ctx)}
+			return Reading[T]{At: time.Now(), Err: context.Cause(ctx)}
 		}
 	}
 }
@@ -275,7 +275,7 @@ func (s Server) rest(ctx context.Context, rdb *redis.Client, o *ExamineOptions) 
 	if err == nil && !told {
 		err = errors.New("CONFIG GET does not report it")
 	}
-	s.Save = Asked[string]{time.Now(), save, err}
+	s.Save = Reading[string]{time.Now(), save, err}
 	s.Rights = readRights(ctx, rdb, *o)
 	return s
 }
@@ -326,7 +326,7 @@ func queuesOf(ctx context.Context, rdb redis.UniversalClient, prefix string) (re
 		if err == nil && s.Queued > 0 {
 			all.queues[i] = q
 		}
-		all.facts[i].Stats = Asked[delayqueue.Stats]{time.Now(), s, err}
+		all.facts[i].Stats = Reading[delayqueue.Stats]{time.Now(), s, err}
 	})
 	return all, nil
 }

@@ -43,7 +43,7 @@ type Rights struct {
 }
 
 // readRights compares the rights of a user with those that are needed.
-func readRights(ctx context.Context, rdb *redis.Client, o ExamineOptions) (a Asked[Rights]) {
+func readRights(ctx context.Context, rdb *redis.Client, o ExamineOptions) (a Reading[Rights]) {
 	a.At = time.Now()
 	if a.Value.User = o.User; a.Value.User == "" {
 		if a.Value.User, a.Err = rdb.Do(ctx, "acl", "whoami").Text(); a.Err != nil {

@@ -30,13 +30,13 @@ func (a area) Word() string { return words[a.Severity] }
 var words = map[ops.Severity]string{"": "Good", ops.SeverityUnknown: "Not known", ops.SeverityLook: "Look", ops.SeverityAct: "Act now"}
 
 // asked is a panel as findings take it.
-func asked[T, V any](p panel[T], value V) ops.Asked[V] {
-	return ops.Asked[V]{At: p.At, Value: value, Err: p.Err}
+func asked[T, V any](p panel[T], value V) ops.Reading[V] {
+	return ops.Reading[V]{At: p.At, Value: value, Err: p.Err}
 }
 
 // findings are what there is to say of what was read.
 func findings(queues []queueView, fleet panel[fleetView], more func(*ops.Facts)) []ops.Finding {
-	f := ops.Facts{Fleet: asked(fleet, fleet.Data.Fleet), Queues: ops.Asked[[]ops.QueueFacts]{At: time.Now()}}
+	f := ops.Facts{Fleet: asked(fleet, fleet.Data.Fleet), Queues: ops.Reading[[]ops.QueueFacts]{At: time.Now()}}
 	for _, q := range queues {
 		f.Queues.Value = append(f.Queues.Value, ops.QueueFacts{Info: q.Info, Stats: asked(q.Stats, q.Stats.Data), Parked: q.Parked})
 	}
