@@ -73,6 +73,35 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if got := len(due); old.SupersededBy != "newer" || got != 6 { // all but later, known and keyed-too
 		return fmt.Errorf("old is replaced by %q, and %d are due: %s", old.SupersededBy, got, due)
 	}
+	const takes = 280 + (recordHeader+3*3)*5/4 // of bytes, a message with an id of three
+	return errors.Join(fills(t, env, "few", 3, hooks, WithMaxDepth(3)), fills(t, env, "small", 7000/takes, hooks, WithMaxPayload(1), WithMaxBytes(7000)))
+}
+
+// fills reports it if one call stores more or less than there is room for.
+func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redis.Hook, opts ...Option) error {
+	t.Helper()
+	rdb := env.Client(t)
+	for _, hook := range hooks {
+		rdb.AddHook(hook)
+	}
+	q, err := New(rdb, name, append(opts, WithPrefix(env.Prefix))...)
+	require.NoError(t, err)
+	batch := make([]*enqueueing, batchItems)
+	for i := range batch {
+		batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}, maxInline)
+	}
+	q.partitions[0].enqueue(batch)
+	stored := 0
+	for _, e := range batch {
+		if e.stored {
+			stored++
+		} else if !errors.Is(e.err, ErrQueueFull) {
+			return e.err
+		}
+	}
+	if n := rdb.HLen(t.Context(), q.partitions[0].keys[keyMessages]).Val(); stored != room || int(n) != room {
+		return fmt.Errorf("%s: %d are stored, and redis has %d, where there is room for %d", name, stored, n, room)
+	}
 	return nil
 }
 
@@ -86,6 +115,9 @@ func TestBatch_MutantsAreCaught(t *testing.T) {
 		{"long payloads are mixed up", "enqueue", "PAYLOADS + body_at[id]", "PAYLOADS + 1"},
 		{"all are stored as the first ones", "enqueue", "first = before + 1, last = before + many", "first = before + 1, last = before == 0 and n or 0"},
 		{"answers are mixed up", "enqueue", "      replies[#replies + 1], replies[#replies + 2] = i, why\n", "      replies[#replies + 1], replies[#replies + 2] = 1, why\n"},
+		{"there are more than may be", "enqueue", "all < max_depth and", ""},
+		{"they take more than may be", "enqueue", "bytes + size <= room", "true"},
+		{"bytes of the usual are not counted", "enqueue", "all + 1, bytes + size, stored", "all + 1, bytes, stored"},
 		{"what takes more than the usual is left out", "enqueue", "if #others == 0 then", "if true then"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
