@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -73,6 +75,35 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if got := len(due); old.SupersededBy != "newer" || got != 6 { // all but later, known and keyed-too
 		return fmt.Errorf("old is replaced by %q, and %d are due: %s", old.SupersededBy, got, due)
 	}
+	const takes = 280 + (recordHeader+3*3)*5/4 // of bytes, a message with an id of three
+	return errors.Join(fills(t, env, "few", 3, hooks, WithMaxDepth(3)), fills(t, env, "small", 7000/takes, hooks, WithMaxPayload(1), WithMaxBytes(7000)))
+}
+
+// fills reports it if one call stores more or less than there is room for.
+func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redis.Hook, opts ...Option) error {
+	t.Helper()
+	rdb := env.Client(t)
+	for _, hook := range hooks {
+		rdb.AddHook(hook)
+	}
+	q, err := New(rdb, name, append(opts, WithPrefix(env.Prefix))...)
+	require.NoError(t, err)
+	batch := make([]*enqueueing, batchItems)
+	for i := range batch {
+		batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}, maxInline)
+	}
+	q.partitions[0].enqueue(batch)
+	stored := 0
+	for _, e := range batch {
+		if e.stored {
+			stored++
+		} else if !errors.Is(e.err, ErrQueueFull) {
+			return e.err
+		}
+	}
+	if n := rdb.HLen(t.Context(), q.partitions[0].keys[keyMessages]).Val(); stored != room || int(n) != room {
+		return fmt.Errorf("%s: %d are stored, and redis has %d, where there is room for %d", name, stored, n, room)
+	}
 	return nil
 }
 
@@ -86,6 +117,9 @@ func TestBatch_MutantsAreCaught(t *testing.T) {
 		{"long payloads are mixed up", "enqueue", "PAYLOADS + body_at[id]", "PAYLOADS + 1"},
 		{"all are stored as the first ones", "enqueue", "first = before + 1, last = before + many", "first = before + 1, last = before == 0 and n or 0"},
 		{"answers are mixed up", "enqueue", "      replies[#replies + 1], replies[#replies + 2] = i, why\n", "      replies[#replies + 1], replies[#replies + 2] = 1, why\n"},
+		{"there are more than may be", "enqueue", "all < max_depth and", ""},
+		{"they take more than may be", "enqueue", "bytes + size <= room", "true"},
+		{"bytes of the usual are not counted", "enqueue", "all + 1, bytes + size, stored", "all + 1, bytes, stored"},
 		{"what takes more than the usual is left out", "enqueue", "if #others == 0 then", "if true then"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
@@ -127,4 +161,81 @@ func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
 	require.Equal(t, 3, distinct(batch("abc")))
 	require.Equal(t, 2, distinct(batch("abac")))
 	require.Equal(t, 1, distinct(batch("aa")))
+}
+
+// storesOnce reports it if a job of many callers is stored twice, not at all, or before an earlier one of its caller, while
+// replies are lost.
+func storesOnce(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	const callers, each = 32, 20
+	proxy := redistest.NewProxy(t, env.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: 20, MaxRetryBackoff: time.Millisecond})
+	for _, hook := range hooks {
+		rdb.AddHook(hook)
+	}
+	q, err := New(rdb, "q", WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	enqueueTest(t, q, "first", "")
+	var lost atomic.Int64
+	proxy.LoseReply(func(request []byte) bool {
+		return bytes.Contains(bytes.ToLower(request), []byte("evalsha")) && rand.IntN(4) == 0 && lost.Add(1) > 0
+	})
+	var calls sync.WaitGroup
+	var ids [callers][]string
+	var failed atomic.Pointer[error]
+	for c := range callers {
+		calls.Go(func() {
+			for range each {
+				r, err := q.Enqueue(t.Context(), Job{Key: fmt.Sprint("k", c), Payload: []byte("work")})
+				if err != nil {
+					failed.Store(&err)
+					return
+				}
+				ids[c] = append(ids[c], r.ID)
+			}
+		})
+	}
+	calls.Wait()
+	proxy.LoseReply(nil)
+	require.Positive(t, lost.Load())
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	p := q.partitions[0]
+	stats, err := q.Stats(t.Context())
+	require.NoError(t, err)
+	if n := rdb.HLen(t.Context(), p.keys[keyMessages]).Val(); n != callers*each+1 || stats.Totals.Enqueued != n {
+		return fmt.Errorf("%d messages are stored, and %d are counted", n, stats.Totals.Enqueued)
+	}
+	places := map[string][]string{}
+	for _, place := range rdb.ZRange(t.Context(), p.keys[keyFIFOs], 0, -1).Val() {
+		id, key := splitPlace(place)
+		places[key] = append(places[key], id)
+	}
+	for c := range callers {
+		if got := places[fmt.Sprint("k", c)]; !slices.Equal(ids[c], got) {
+			return fmt.Errorf("k%d: the FIFO is %v of %v", c, got, ids[c])
+		}
+	}
+	return nil
+}
+
+func TestEnqueue_ManyCallersLoseReplies(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, storesOnce(t, env)) })
+}
+
+func TestMutantsOfLostRepliesAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range []mutant{
+		{"what was stored is not known", "enqueue", "known[i] = known[i] and known[i]:sub(33, 45)", "known[i] = false"},
+		{"of a call only the first is known", "enqueue", "known[i] = known[i] and", "known[i] = i == 1 and known[i] and"},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			err := storesOnce(t, redistest.Real(t), hook)
+			require.Error(t, err)
+			t.Log(err)
+		})
+	}
 }

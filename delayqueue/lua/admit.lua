@@ -5,7 +5,7 @@
 local max_depth, max_fifo, max_key, max_principal = ARGV[3]:match('^(%d+) (%d+) (%d+) (%d+)$')
 max_depth, max_fifo, max_key, max_principal = tonumber(max_depth), tonumber(max_fifo), tonumber(max_key), tonumber(max_principal)
 
-local all = redis.call('HLEN', m) -- dead letters too
+all = redis.call('HLEN', m)
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
 
 if all == 0 then -- a count that was lost is right again

@@ -81,8 +81,8 @@ local now = math.floor(micros / 1000)
 local NOW, MICROS = text(now), text(micros)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since',
-  'endless', 'enqueued', 'done')
+local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since', 'endless', 'enqueued', 'done'}
+local own = redis.call('HMGET', c, unpack(OWN))
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4])}
 local seq, bytes, ended_bytes, till = had[1] or 0, had[2] or 0, had[3] or 0, had[4]
 local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
@@ -94,6 +94,7 @@ if not till then
   till = now + (left == -1 and LONGEST or left)
 end
 
+local all -- how many messages m has, dead letters too, in a script that counts them
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
 local made = false -- whether a key was perhaps not there before it was written
 local counts, uses = {}, {} -- uses: fields of u, with their numbers
@@ -127,7 +128,8 @@ end
 local function apply()
   local keys = {}
   for i = 1, next(added) and #ORDER or 0 do
-    keys[#keys + 1] = added[ORDER[i]] and ORDER[i] or nil
+    local list = added[ORDER[i]]
+    keys[#keys + 1] = list and list[1] and ORDER[i] or nil
   end
   if not made and not endless and #keys > 0 then
     made = redis.call('EXISTS', unpack(keys)) < #keys
@@ -146,7 +148,7 @@ local function apply()
   added, removed = {}, {}
 end
 
-local function count(what) counts[what] = (counts[what] or 0) + 1 end
+local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 
 -- How many bytes the messages take of a key, kind 'k', or of a principal, 'p', with so many more.
 local function use(kind, name, more)
@@ -227,24 +229,6 @@ local function keep(key, ms, left, large)
   end
 end
 
--- Has the keys of messages live as long as the one that is needed for longest: till. That is told to all of them each time that it
--- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while m is large.
-local function keep_all(all, large)
-  local spans = {[c] = LASTS + SLACK, [k] = math.max(retention, SLACK) + SLACK}
-  for _, key in ipairs(ORDER) do
-    if all or touched[key] then
-      keep(key, spans[key] or retention, till - now, large)
-    end
-  end
-end
-
--- Has a number be written that the partition has to remember of itself, unless it is as it was.
-local function note(name, n, i)
-  if n ~= had[i] then
-    add(c, name, text(n))
-  end
-end
-
 -- Writes what is left to write, and wakes the workers if what the script made due is now the first: else
 -- they have an earlier one to wake for.
 local function flush()
@@ -258,16 +242,17 @@ local function flush()
   end
   local large, crosses = endless, false
   if next(added) or next(removed) or next(touched) then
-    large = redis.call('HLEN', m) > LARGE
+    large = (all or redis.call('HLEN', m)) > LARGE
     crosses = large ~= endless
     if crosses then
       add(c, 'endless', large and '1' or '0')
     end
   end
-  note('seq', seq, 1)
-  note('bytes', bytes, 2)
-  note('ended', ended_bytes, 3)
-  note('till', till, 4)
+  for i, n in ipairs({seq, bytes, ended_bytes, till}) do
+    if n ~= had[i] then
+      add(c, OWN[i], text(n))
+    end
+  end
   for field, n in pairs(uses) do
     if n > 0 then
       add(u, field, text(n))
@@ -276,8 +261,13 @@ local function flush()
     end
   end
   apply()
-  if crosses or not large and (later or made) then
-    keep_all(crosses or later, large)
+  -- The keys of messages live as long as the one that is needed for longest: till. That is told to all of them each time that it
+  -- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while m is large.
+  for i = 1, (crosses or not large and (later or made)) and #ORDER or 0 do
+    local key = ORDER[i]
+    if crosses or later or touched[key] then
+      keep(key, key == c and LASTS + SLACK or key == k and math.max(retention, SLACK) + SLACK or retention, till - now, large)
+    end
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))

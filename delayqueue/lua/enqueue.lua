@@ -18,7 +18,7 @@
 -- #include admit.lua
 local HEADER = 54 -- bytes of a record before the key
 local n = tonumber(ARGV[4])
-local TEXTS, HOWS, PAYLOADS = 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
+local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
 local claimed = whole(own[8])
 local replies = {now, now - (claimed or now), bytes}
 if n == 0 then -- that is all that is asked for
@@ -49,34 +49,37 @@ local function read_how(s, before)
   }
 end
 
--- A message's key and principal.
-local function names_in(how, body) return body:sub(1, how.key), body:sub(how.principal, how.about) end
+-- A message's key, principal and slot, and its size.
+local function read_job(how, id, body)
+  local key, principal = body:sub(1, how.key), body:sub(how.principal, how.about)
+  local slot = how.slot and how.slot .. body:sub(1, how.about) or ''
+  local long = bodies[id] and tonumber(body:sub(how.about + 1)) or 0
+  return key, principal, slot, message_size(HEADER + #body + long, id, key, principal, slot)
+end
 
 local hows, fields, last = {}, {}, 0
 for i = HOWS + 1, PAYLOADS do
   local how = read_how(ARGV[i], last)
   hows[#hows + 1], last = how, how.last
   for j = how.first, how.named and last or 0 do
-    local key, principal = names_in(how, ARGV[TEXTS + j])
-    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
-    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+    local body = ARGV[TEXTS + j]
+    fields[#fields + 1] = how.key > 0 and 'k' .. body:sub(1, how.key) or nil
+    fields[#fields + 1] = how.about >= how.principal and 'p' .. body:sub(how.principal, how.about) or nil
   end
 end
 for i, used in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
   uses[fields[i]] = all > 0 and whole(used) or 0 -- a count that was lost is right again
 end
-local known = redis.call('HMGET', m, unpack(ARGV, 5, TEXTS))
+-- Of ids that the queue has made too: a copy of this call that was given up may come after the one that was answered.
+local known = redis.call('HMGET', m, unpack(ARGV, 1 + IDS, TEXTS))
 for i = 1, n do
   known[i] = known[i] and known[i]:sub(33, 45)
 end
 for bucket = 11, ended_bytes > 0 and 15 or 0 do
-  for i, ending in ipairs(redis.call('HMGET', KEYS[bucket], unpack(ARGV, 5, TEXTS))) do
+  for i, ending in ipairs(redis.call('HMGET', KEYS[bucket], unpack(ARGV, 1 + IDS, TEXTS))) do
     known[i] = known[i] or ending
   end
 end
-
--- The bytes of a long payload.
-local function long_in(how, body) return tonumber(body:sub(how.about + 1)) end
 
 -- Stores a message, in the place of an old one if there is one.
 local function store(how, id, body, key, principal, size, old)
@@ -108,28 +111,32 @@ local function store(how, id, body, key, principal, size, old)
 end
 
 local others = {} -- than what is stored for the first time, where there is room, and replaces nothing
+local records, looks, room = {}, {}, max_bytes - ended_bytes
+added[m], added[z] = records, looks
 for _, how in ipairs(hows) do
+  local plain, at, stored = not (how.named or how.slot or how.tries), how.due and text(how.due) or NOW, 0
   for i = how.first, how.last do
-    local id, body, why = ARGV[4 + i], ARGV[TEXTS + i], known[i] or closed and 'closed'
+    local id, body, why = ARGV[IDS + i], ARGV[TEXTS + i], known[i] or closed and 'closed'
+    local size = plain and not bodies[id] and message_size(HEADER + #body, id, '', '', '')
     if why then
       replies[#replies + 1], replies[#replies + 2] = i, why
-    elseif how.slot or how.tries then
-      others[#others + 1], others[#others + 2] = how, i
+    elseif size and all < max_depth and bytes + size <= room then -- the usual, in fewer steps than store() takes
+      local a, b = #records, #looks
+      records[a + 1], records[a + 2] = id, how.header .. MICROS .. how.tail .. body
+      looks[b + 1], looks[b + 2] = at, id .. ' '
+      all, bytes, stored = all + 1, bytes + size, stored + 1
     else
-      local key, principal, size = '', '', HEADER + #body
-      if how.named then
-        key, principal = names_in(how, body)
-      end
-      if bodies[id] then
-        size = size + long_in(how, body)
-      end
-      size = message_size(size, id, key, principal, '')
-      if full(key, principal, 1, size) then
+      local key, principal, slot, size = read_job(how, id, body)
+      if slot ~= '' or how.tries or full(key, principal, 1, size) then
         others[#others + 1], others[#others + 2] = how, i
       else
         store(how, id, body, key, principal, size)
       end
     end
+  end
+  if stored > 0 then
+    soonest, span = math.min(soonest or how.due or now, how.due or now), math.max(span, how.lasts)
+    count('enqueued', stored)
   end
 end
 if #others == 0 then
@@ -139,10 +146,8 @@ end
 -- #include room.lua
 for j = 1, #others, 2 do
   local how, i = others[j], others[j + 1]
-  local id, body = ARGV[4 + i], ARGV[TEXTS + i]
-  local key, principal = names_in(how, body)
-  local slot = how.slot and how.slot .. body:sub(1, how.about) or ''
-  local size = message_size(HEADER + #body + (bodies[id] and long_in(how, body) or 0), id, key, principal, slot)
+  local id, body = ARGV[IDS + i], ARGV[TEXTS + i]
+  local key, principal, slot, size = read_job(how, id, body)
   local old, newer, why
   if how.tries then
     newer = how.slot and redis.call('HGET', u, slot)
