@@ -431,7 +431,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				// The caller counts the lease from when it asked again, so Redis must too.
 				member := want + " " + s.next.Key
 				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
-				first.settledFrom -= 30_000
+				first.settledFrom = first.settledFrom.Add(-30 * time.Second)
 				before := q.rdb.ZScore(t.Context(), running, member).Val()
 				again, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
