@@ -550,7 +550,8 @@ func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
 func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 	const many = 1500
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxDepth(4*many))
+		require.NoError(t, err)
 		p := q.partitions[0]
 		run := func(name string) (claims []*claim) {
 			for at := 0; at < many; at += batchItems {
