@@ -89,7 +89,7 @@ func line(b *bench) {
 	rdb := target{Addr: b.server.addr}.client()
 	b.cleanup(func() { _ = rdb.Close() })
 	b.cleanup(func() { _ = b.server.clear(lined + ":*") })
-	q := must(delayqueue.New(rdb, "line", delayqueue.WithPrefix(lined), delayqueue.WithMaxBytes(1<<30)))
+	q := must(delayqueue.New(rdb, "line", delayqueue.WithPrefix(lined), delayqueue.WithMaxDepth(1<<20), delayqueue.WithMaxBytes(1<<30)))
 	n := scale(b, 100_000, 20_000)
 	const producers = 64
 	check(together(producers, func(p int) error {

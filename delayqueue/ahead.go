@@ -1,8 +1,11 @@
 package delayqueue
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/backoff"
 )
 
 const (
@@ -50,25 +53,25 @@ func (w *Worker) claimsAhead() bool {
 }
 
 // mayRun waits until a message may be run: when fewer messages run than the Worker's concurrency.
-// Only one that was claimed ahead has to wait. It reports false if that takes too long, and at
-// Stop.
+// Only one that was claimed ahead has to wait. It returns nil, or the outcome of a message that may
+// not be run here now: that takes too long, or the Worker is stopped.
 //
 // A message that has lost its worker before may have killed it, and may do so again: it runs when
 // no message waits that would spend an attempt then, and its last attempt is alone.
-func (w *Worker) mayRun(c *claim) bool {
+func (w *Worker) mayRun(c *claim) (refused *outcome) {
 	if c.message.Losses > 0 {
 		c.suspect = true
 		w.suspects.Add(1)
 	}
 	switch {
 	case !w.takeRunSlot(c):
-		return false
+		return w.notRun(errNoSlot)
 	case w.queue.runsAlone(c.message):
 		return w.isAlone(c)
 	case c.suspect: // less and less is ahead, since nothing is claimed ahead
 		return w.waitUntil(c, func() bool { return len(w.ahead) == 0 })
 	}
-	return true
+	return nil
 }
 
 // runsAlone reports whether a message is to run with no other beside it: it is its last attempt, and all before were lost.
@@ -85,36 +88,45 @@ func (m Message) ranAlone() bool { return len(m.state) > markLen && m.state[1:1+
 
 // isAlone waits until the Worker has no other message, and records in Redis that this one runs
 // alone. It does not wait for messages that go on for a claim's lease after it began to wait. It
-// reports false if another message is alone.
-func (w *Worker) isAlone(c *claim) bool {
+// returns nil, or the outcome of a message that may not be run here now: if another message is
+// alone, or Redis does not answer.
+func (w *Worker) isAlone(c *claim) (refused *outcome) {
 	select {
 	case w.alone <- struct{}{}:
 		c.alone = true
 	default:
-		return false
+		return w.notRun(errNotAlone)
 	}
 	latest := time.Now().Add(w.lease)
-	if !w.waitUntil(c, func() bool {
+	if refused = w.waitUntil(c, func() bool {
 		return w.claims.count() == 1 && len(w.slots)+len(w.ahead) == 1 || time.Now().After(latest)
-	}) {
-		return false
+	}); refused != nil {
+		return refused
 	}
 	held, err := c.partition.extendFor(c.ctx, w.queue.rdb, w.lease, true, []*claim{c})
-	return err == nil && held[0]
+	switch {
+	case err != nil:
+		refused = w.notRun(err)
+		refused.delay = backoff.Spread(lockPause)
+	case !held[0]:
+		refused = w.notRun(ErrClaimLost)
+	}
+	return refused
 }
 
-// waitUntil waits until holds returns true. It reports false when the claim is lost, and at Stop.
-func (w *Worker) waitUntil(c *claim, holds func() bool) bool {
+// waitUntil waits until holds returns true. It returns nil, or the outcome of a message whose claim
+// is lost meanwhile, or whose Worker is stopped.
+func (w *Worker) waitUntil(c *claim, holds func() bool) (refused *outcome) {
 	for !holds() {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-c.ctx.Done():
-			return false
+			return w.notRun(context.Cause(c.ctx))
 		case <-w.stopping:
-			return false
+			return w.notRun(ErrStopped)
 		}
 	}
-	return true
+	return nil
 }
 
 // takeRunSlot waits for a place among the messages that run.
@@ -137,9 +149,9 @@ func (w *Worker) takeRunSlot(c *claim) bool {
 	return c.runs
 }
 
-// noRunSlot is the outcome of a message that got no place.
-func (w *Worker) noRunSlot() outcome {
-	v := outcome{kind: OutcomeReturned, err: errNoSlot, last: true}
+// notRun is the outcome of a message that may not be run here now.
+func (w *Worker) notRun(why error) *outcome {
+	v := &outcome{kind: OutcomeReturned, err: why, last: true}
 	if w.isStopping() {
 		v.err = ErrStopped
 	}

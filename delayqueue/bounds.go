@@ -6,6 +6,8 @@ import (
 )
 
 const (
+	// docs/scaling.md has what a node of a Cluster takes to move a partition with so many messages.
+	defaultDepth = 4000
 	defaultBytes = 64 << 20
 	maxBytes     = 1 << 40
 	// What a message takes beside its payload, at most: its record, with the longest key, name
@@ -87,15 +89,16 @@ func checkBytes(name string, n int64) error {
 	return nil
 }
 
-// fullBecause returns the bounds of a full queue, for an error.
+// fullBecause returns the bounds of a full queue, and what to do, for an error.
 func (q *Queue) fullBecause(full error) string {
 	switch {
 	case errors.Is(full, ErrKeyFull):
-		return fmt.Sprintf("at most %d messages and %d bytes may be: try later, or see WithMaxDepthPerKey and WithMaxBytesPerKey", q.maxDepthPerKey, q.maxBytesPerKey)
+		return fmt.Sprintf("a key has at most %d messages and %d bytes: try again later, or raise WithMaxDepthPerKey or WithMaxBytesPerKey", q.maxDepthPerKey, q.maxBytesPerKey)
 	case errors.Is(full, ErrPrincipalFull):
-		return fmt.Sprintf("at most %d bytes may be: try later, or see WithMaxBytesPerPrincipal", q.maxBytesPerPrincipal)
+		return fmt.Sprintf("a principal has at most %d bytes: try again later, or raise WithMaxBytesPerPrincipal", q.maxBytesPerPrincipal)
 	default:
-		return fmt.Sprintf("at most %d messages and %d bytes may be: try later, or see WithMaxDepth and WithMaxBytes", q.maxDepth, q.maxBytes)
+		return fmt.Sprintf("a partition has at most %d messages and %d bytes: try again later, make sure that workers run, "+
+			"spread the queue with Queue.Repartition, or raise WithMaxDepth or WithMaxBytes", q.maxDepth, q.maxBytes)
 	}
 }
 

@@ -51,7 +51,7 @@ func (c chaosConfig) client() redis.UniversalClient {
 
 func (c chaosConfig) queue(rdb redis.UniversalClient) (*delayqueue.Queue, error) {
 	return delayqueue.New(rdb, "q", delayqueue.WithPrefix(c.Prefix), delayqueue.WithPartitions(c.Partitions),
-		delayqueue.WithMaxAttempts(c.MaxAttempts), delayqueue.WithMaxDepthPerKey(100_000))
+		delayqueue.WithMaxAttempts(c.MaxAttempts), delayqueue.WithMaxDepth(100_000), delayqueue.WithMaxDepthPerKey(100_000))
 }
 
 func (c chaosConfig) locker(rdb redis.UniversalClient) (*core.Locker, error) {

@@ -162,7 +162,7 @@ func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 		if used++; used <= slots || !w.foreignOnly && w.takeSlot() {
 			w.begin(c)
 		} else { // with foreignOnly it was to be handed back too
-			w.handlers.Go(func() { w.settle(c, w.noRunSlot()) })
+			w.handlers.Go(func() { w.settle(c, *w.notRun(errNoSlot)) })
 		}
 	}
 	w.freeSlots(max(0, slots-used))
@@ -188,22 +188,31 @@ func (w *fetcher) handBackClaim(token string) {
 
 // takeSlots waits for a free slot, and takes as many free ones as a claim may fill. While none is
 // free it returns 0 each second: a claim also gives back messages of dead workers.
-func (w *fetcher) takeSlots() (n int) {
+func (w *fetcher) takeSlots() int {
 	w.timer.Reset(pollBusy)
-	for n == 0 {
+	for {
 		select {
 		case w.freeForClaims() <- struct{}{}:
-			n = 1
 		case w.slotsAhead() <- struct{}{}:
-			n = 1
 		case <-w.moreSlots:
+			continue
 		case <-w.timer.C:
 			return 0
 		case <-w.stopping:
 			return 0
 		}
+		n := 1 + w.takeFree(claimBatch-1)
+		// A message that is to run alone enters w.alone, and then sees that no slots are taken: it sees these, or is seen here.
+		if len(w.alone) == 0 {
+			return n
+		}
+		w.freeSlots(n)
 	}
-	for slots, ahead := w.freeForClaims(), w.slotsAhead(); n < claimBatch; n++ {
+}
+
+// takeFree takes up to most free slots.
+func (w *Worker) takeFree(most int) (n int) {
+	for slots, ahead := w.freeForClaims(), w.slotsAhead(); n < most; n++ {
 		select {
 		case slots <- struct{}{}:
 			continue

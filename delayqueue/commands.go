@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -177,12 +178,13 @@ type clock struct {
 	read   time.Time
 }
 
-// now is a time of Redis, in ms, that is over: no clock is as much as 1 % faster than another.
-func (c *clock) now() int64 {
+// at is a time of Redis, in ms, that is no later than t: no clock is as much as 1 % faster than another.
+func (c *clock) at(t time.Time) int64 {
 	if c == nil {
 		return 0
 	}
-	return c.server + (time.Since(c.read) * 99 / 100).Milliseconds()
+	since := t.Sub(c.read)
+	return c.server + int64(math.Floor(float64(since-since.Abs()/100)/1e6))
 }
 
 // extend lengthens claims, and reports for each whether it is still held.

@@ -82,9 +82,9 @@
 //
 // # Memory
 //
-// A queue takes at most 64 MiB of Redis in each partition, including dead letters and the status of messages that have ended:
-// [WithMaxBytes], [WithMaxBytesPerKey], [WithMaxBytesPerPrincipal]. Beyond that jobs are refused with
-// [ErrQueueFull], [ErrKeyFull] or [ErrPrincipalFull].
+// A queue takes at most 4000 messages in each partition ([WithMaxDepth], [WithMaxDepthPerKey]), and 64 MiB of Redis, including
+// dead letters and the status of messages that have ended: [WithMaxBytes], [WithMaxBytesPerKey], [WithMaxBytesPerPrincipal].
+// Beyond that jobs are refused with [ErrQueueFull], [ErrKeyFull] or [ErrPrincipalFull].
 //
 // # What holds
 //
@@ -113,7 +113,7 @@
 // and no message is started.
 //
 // A partition has 17 keys, <prefix>:queue:{<name>}:m and so on, and one for each long payload,
-// <prefix>:queue:{<name>}:b:<id>: of more than 4 KiB, and of more than 512 bytes while the partition's messages take more than 8 MiB; those of the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares what it uses.
+// <prefix>:queue:{<name>}:b:<id>: of more than 4 KiB, and of more than 512 bytes while the partition's messages take more than 2 MiB; those of the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares what it uses.
 // docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
 // all partitions, tells that something is due earlier than before, or that a key has no
 // messages any more; <prefix>:queue:{<name>}:ended, while somebody waits, which messages have ended.

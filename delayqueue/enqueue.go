@@ -192,9 +192,9 @@ func (e *enqueueing) answered(q *Queue, word string) error {
 	full := fullWords[word]
 	switch {
 	case errors.Is(full, ErrKeyFull):
-		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, full)
+		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w: %s", q.name, e.job.Key, full, q.fullBecause(full))
 	case full != nil:
-		return fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, full)
+		return fmt.Errorf("delayqueue: enqueue in %q: %w: %s", q.name, full, q.fullBecause(full))
 	case word == wordClosed:
 		return errClosed
 	}

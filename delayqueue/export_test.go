@@ -15,6 +15,12 @@ func WithConflictBackoff(initial, most time.Duration) WorkerOption {
 	}
 }
 
+// The longest payloads in records.
+const (
+	MaxInline     = maxInline
+	MaxInlineFull = maxInlineFull
+)
+
 // ScriptHashes are the scripts' names as EVALSHA knows them.
 var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),

@@ -188,7 +188,7 @@ func TestHandBack_MessagesThatACheckKnowsDelayNoOthers(t *testing.T) {
 // looked at for some time.
 func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile float64, most time.Duration, check delayqueue.WorkerOption) {
 	t.Helper()
-	b := setup(t, redistest.Real(t))
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepth(1<<20))
 	started, known := make(chan time.Time, 1), atomic.Int64{}
 	b.start(func(ctx context.Context, msg delayqueue.Message) error {
 		if msg.Name != "ours" {
@@ -245,7 +245,7 @@ func (m idleMessages) underAnUnknownKey(t *testing.T) {
 	ring := func(id string) delayqueue.Option {
 		return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte(strings.Repeat(id, 32))}})
 	}
-	b.queue = b.newQueue(b.rdb, ring("a"))
+	b.queue = b.newQueue(b.rdb, ring("a"), delayqueue.WithMaxDepth(1<<20))
 	m.fill(b, b.queue)
 	count := b.startsCounted(func(context.Context, delayqueue.Message) error { return errors.New("it ran") }, noCheck, ring("b"))
 	time.Sleep(m.length)
@@ -268,7 +268,7 @@ func TestHandBack_MessagesWithOthersBehindThemCostLittle(t *testing.T) {
 
 func (m idleMessages) known(t *testing.T) {
 	t.Helper()
-	b := setup(t, redistest.Real(t))
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepth(1<<20))
 	m.fill(b, b.queue)
 	var calls atomic.Int64
 	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
@@ -289,7 +289,7 @@ func TestHandBack_MessagesThatACheckKnowsCostLittle(t *testing.T) {
 
 func (m idleMessages) checked(t *testing.T) {
 	t.Helper()
-	b := setup(t, redistest.Real(t))
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepth(1<<20))
 	m.fill(b, b.queue)
 	var calls atomic.Int64
 	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {

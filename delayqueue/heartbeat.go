@@ -27,9 +27,8 @@ type claim struct {
 	alone   bool      // it is in Worker.alone
 	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
-	startBy time.Time
-	// settledFrom is a time of Redis, in ms, before the first try to settle it; zero: there was none.
-	settledFrom int64
+	startBy     time.Time
+	settledFrom time.Time // the first try to settle it; zero: there was none
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message

@@ -18,7 +18,11 @@ const lockPause = time.Second
 
 var errTooOld = errors.New("delayqueue: the message became too old before it could be started")
 
-var errNoSlot = errors.New("delayqueue: the Worker has no free slot for the message")
+// Why a message may not be run now.
+var (
+	errNoSlot   = errors.New("delayqueue: the Worker has no free slot for the message")
+	errNotAlone = errors.New("delayqueue: the message is to run alone, and another one runs alone in the Worker")
+)
 
 var errGoexit = errors.New("delayqueue: the handler called runtime.Goexit")
 

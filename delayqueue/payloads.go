@@ -20,7 +20,7 @@ const (
 	// the records are one key of Redis, so its node stands still while they move.
 	maxInline     = 4 << 10
 	maxInlineFull = 512
-	fullRecords   = 8 << 20
+	fullRecords   = 2 << 20
 )
 
 // inline is the longest payload in the next record.

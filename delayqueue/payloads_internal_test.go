@@ -187,7 +187,7 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 
 // The records of a partition are one key of Redis, which moves in one step.
 func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
-	const size, messages = 2700, 4000
+	const size, messages = 2700, 2000
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := newLongTest(t, env)
 		payload := func(i int) []byte { return []byte(strings.Repeat(fmt.Sprint(i%10), size)) }

@@ -214,7 +214,7 @@ func TestProcess_AMessageThatKillsItsWorkerTakesNoOthersAlong(t *testing.T) {
 // One message of a hundred kills its process whenever it is run, and a process that died is followed by another one.
 func TestProcess_MessagesThatKillTheirWorkersBuryNoOthers(t *testing.T) {
 	const fifos, each, processes, attempts = 100, 50, 4, 3 // every other FIFO is of a key
-	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts))
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts), delayqueue.WithMaxDepth(fifos*each))
 	killer := func(fifo, i int) bool { return fifo%4 < 2 && i == 10 }
 	var work sync.WaitGroup
 	for fifo := range fifos {

@@ -3,6 +3,7 @@ package delayqueue_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -72,22 +73,31 @@ func TestQueue_TheSameIDGetsTheSameTicket(t *testing.T) {
 func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
-		refused := func(key string, is, isNot error) {
+		refused := func(key string, is, isNot error, says string) {
 			t.Helper()
 			_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: key})
 			require.ErrorIs(t, err, is)
+			require.ErrorContains(t, err, says)
 			require.ErrorIs(t, err, delayqueue.ErrFull)
 			require.NotErrorIs(t, err, isNot)
 			require.NotErrorIs(t, err, core.ErrUnavailable)
 		}
 		first := b.enqueue(delayqueue.Job{ID: "first", Key: "a"})
 		b.enqueue(delayqueue.Job{Key: "a"})
-		refused("a", delayqueue.ErrKeyFull, delayqueue.ErrQueueFull)
+		refused("a", delayqueue.ErrKeyFull, delayqueue.ErrQueueFull,
+			"a key has at most 2 messages and 16777216 bytes: try again later, or raise WithMaxDepthPerKey or WithMaxBytesPerKey")
 		b.enqueue(delayqueue.Job{})
 		b.enqueue(delayqueue.Job{Key: "b"})
-		refused("b", delayqueue.ErrQueueFull, delayqueue.ErrKeyFull)
+		refused("b", delayqueue.ErrQueueFull, delayqueue.ErrKeyFull,
+			"a partition has at most 4 messages and 67108864 bytes: try again later, make sure that workers run, spread the queue with Queue.Repartition, or raise")
 		require.Equal(t, first, b.enqueue(delayqueue.Job{ID: "first", Key: "a"}), "what is in already is not refused")
 	})
+}
+
+func TestQueue_APartitionTakes4000MessagesByDefault(t *testing.T) {
+	b := setup(t, redistest.Real(t))
+	b.parkJobs(4100, true, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })
+	require.Equal(t, [3]int64{4000, 0, 0}, b.inState())
 }
 
 func TestQueue_MessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {

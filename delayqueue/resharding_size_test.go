@@ -3,7 +3,9 @@ package delayqueue_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -19,62 +21,47 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// parkedLoad is a partition with so many bytes of payload in it, beside locks on the same nodes.
+// parkedLoad is a queue with so many messages in it, beside locks on the same nodes.
 type parkedLoad struct {
-	bytes, payload int
-	ttl            time.Duration // of locks that outlast all of it
-	pause          time.Duration // between two pairs on a node; zero: 2 ms
-	p99            time.Duration // which pairs are to take at most in each phase; zero: any
+	messages   int
+	payload    int           // bytes of each; zero: the longest that records keep
+	most       int           // messages that a partition takes; zero: by default, and as many of the messages are parked
+	partitions int           // zero: 1
+	names      int           // bytes of key, name and principal each, of calls that coalesce; zero: short keys alone
+	ttl        time.Duration // of locks that outlast all of it
+	pause      time.Duration // between two pairs on a node; zero: 2 ms
+	p99        time.Duration // which pairs are to take at most in each phase; zero: any
 }
 
 // A partition that moves to another node and back, and ends, stops its nodes for a while, but not for so long
 // that a lock is lost. make soak-queue does it with more.
 func TestReshard_LosesNoLock(t *testing.T) {
 	for name, load := range map[string]parkedLoad{
-		"few large":  {bytes: 4 << 20, payload: 64 << 10, ttl: time.Second, pause: 10 * time.Millisecond},
-		"many small": {bytes: 512 << 10, payload: 256, ttl: time.Second, pause: 10 * time.Millisecond},
+		"few large":          {messages: 64, payload: 64 << 10},
+		"many small":         {messages: 2048, payload: 256},
+		"several partitions": {messages: 600, payload: 256, partitions: 3},
 	} {
+		load.most, load.ttl, load.pause = 1<<22, time.Second, 10*time.Millisecond
 		t.Run(name, func(t *testing.T) { load.test(t) })
 	}
 }
 
 func (l parkedLoad) test(t *testing.T) {
 	t.Helper()
-	c := redistest.StartCluster(t, 3, 0)
-	rdb := c.Client(t)
-	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
-		return node.ConfigSet(ctx, "cluster-node-timeout", "15000").Err() // as it is by default
-	}))
-	b := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(1<<22), delayqueue.WithMaxDepthPerKey(1<<22), delayqueue.WithMaxBytes(1<<30))
-	home, away := c.NodeOf(t, "{"+nameInSlot0+"}"), c.AnotherThan(t, "{"+nameInSlot0+"}")
-	n := l.bytes / l.payload
-	b.park(n, l.payload)
-
-	held := map[time.Duration][]*core.Lease{}
-	for _, ttl := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second, 15 * time.Second} {
-		locker, err := core.New(c.Client(t), core.WithPrefix(b.env.Prefix), core.WithTTL(ttl))
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = locker.Close() })
-		for _, node := range []*redistest.Server{home, away} {
-			for _, key := range keysOn(t, c, node, ttl.String(), 5) {
-				lease, err := locker.TryAcquire(t.Context(), key)
-				require.NoError(t, err)
-				held[ttl] = append(held[ttl], lease)
-			}
-		}
-	}
+	m := l.onCluster(t)
+	n := l.park(m.bench)
+	held := m.hold()
 	var (
 		pairs   pairs
 		callers sync.WaitGroup
 		nodes   []*redis.Client
 	)
-	for _, node := range []*redistest.Server{home, away} {
-		nodes = append(nodes, redistest.Client(t, &redis.Options{Addr: node.Addr}))
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	for _, node := range []*redistest.Server{home, away} {
-		callers.Go(func() { pairs.make(ctx, b.locker, keysOn(t, c, node, "pair", 10), cmp.Or(l.pause, 2*time.Millisecond)) })
+	for _, node := range m.nodes {
+		nodes = append(nodes, redistest.Client(t, &redis.Options{Addr: node.Addr}))
+		callers.Go(func() {
+			pairs.make(ctx, m.locker, keysOn(t, m.cluster, node, "pair", 10), cmp.Or(l.pause, 2*time.Millisecond))
+		})
 	}
 	defer callers.Wait()
 	defer cancel()
@@ -98,26 +85,18 @@ func (l parkedLoad) test(t *testing.T) {
 		}
 	}
 	phase("nothing", func() { time.Sleep(time.Second) })
-	phase("moved", func() { c.Reshard(t, home, away) })
-	phase("moved back, key by key", func() { c.Reshard(t, away, home, "--cluster-pipeline", "1") })
-	require.Equal(t, [3]int64{int64(n), 0, 0}, b.inState())
-	if n < 10_000 { // else nothing expires
+	phase("moved", func() { m.move(0, 1, 10) })
+	phase("moved back, key by key", func() { m.move(1, 0, 1) })
+	require.Equal(t, [3]int64{n, 0, 0}, m.inState())
+	if n/int64(len(m.tags)) <= 10_000 { // else nothing expires
+		expireAt(t, nodes[0], m.tags, time.Now().Add(500*time.Millisecond+time.Duration(n)*30*time.Microsecond))
 		phase("expired", func() {
-			keys, err := rdb.ClusterGetKeysInSlot(t.Context(), 0, 1<<20).Result()
-			require.NoError(t, err)
-			_, err = rdb.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
-				for _, key := range keys {
-					pipe.PExpire(t.Context(), key, 10*time.Millisecond)
-				}
-				return nil
-			})
-			require.NoError(t, err)
-			redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all of it is gone")
+			redistest.Eventually(t, func() bool { return m.inState() == [3]int64{} }, "all of it is gone")
 		})
 	} else {
 		phase("worked off", func() {
-			w := b.start(func(context.Context, delayqueue.Message) error { return nil }, delayqueue.WithConcurrency(64))
-			for b.inState()[0] > 0 {
+			w := m.start(func(context.Context, delayqueue.Message) error { return nil }, delayqueue.WithConcurrency(64))
+			for m.inState()[0] > 0 {
 				time.Sleep(100 * time.Millisecond)
 			}
 			require.NoError(t, w.Stop(t.Context()))
@@ -139,16 +118,144 @@ func (l parkedLoad) test(t *testing.T) {
 	t.Logf("p99 of all pairs: %s", all)
 }
 
+// moving is a queue whose partitions are on one of two nodes.
+type moving struct {
+	*bench
+	cluster *redistest.Cluster
+	nodes   [2]*redistest.Server
+	tags    []string // of the partitions
+}
+
+// onCluster makes a queue whose partitions are on the first node.
+func (l parkedLoad) onCluster(t *testing.T) *moving {
+	t.Helper()
+	c := redistest.StartCluster(t, 3, 0)
+	require.NoError(t, c.Client(t).ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return node.ConfigSet(ctx, "cluster-node-timeout", "15000").Err() // as it is by default
+	}))
+	opts := []delayqueue.Option{delayqueue.WithPartitions(max(1, l.partitions))}
+	if l.most > 0 {
+		opts = append(opts, delayqueue.WithMaxDepth(l.most), delayqueue.WithMaxBytes(1<<30))
+	}
+	tag := "{" + nameInSlot0 + "}"
+	m := &moving{onCluster(t, c, nameInSlot0, opts...), c, [2]*redistest.Server{c.NodeOf(t, tag), c.AnotherThan(t, tag)}, []string{tag}}
+	if l.partitions > 1 {
+		m.tags = nil
+		for i := range l.partitions {
+			m.tags = append(m.tags, fmt.Sprintf("{%s/%d.%d}", nameInSlot0, i+1, l.partitions))
+		}
+		moveTags(t, c, m.tags, m.nodes[0], 1)
+	}
+	return m
+}
+
+// move moves the partitions from one node to the other, so many keys in one step.
+func (m *moving) move(from, to, together int) {
+	m.t.Helper()
+	if len(m.tags) > 1 {
+		moveTags(m.t, m.cluster, m.tags, m.nodes[to], together)
+	} else {
+		m.cluster.Reshard(m.t, m.nodes[from], m.nodes[to], "--cluster-pipeline", fmt.Sprint(together))
+	}
+}
+
+// hold takes locks on both nodes, for each of some TTLs.
+func (m *moving) hold() map[time.Duration][]*core.Lease {
+	m.t.Helper()
+	held := map[time.Duration][]*core.Lease{}
+	for _, ttl := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second, 15 * time.Second} {
+		locker, err := core.New(m.cluster.Client(m.t), core.WithPrefix(m.env.Prefix), core.WithTTL(ttl))
+		require.NoError(m.t, err)
+		m.t.Cleanup(func() { _ = locker.Close() })
+		for _, node := range m.nodes {
+			for _, key := range keysOn(m.t, m.cluster, node, ttl.String(), 5) {
+				lease, err := locker.TryAcquire(m.t.Context(), key)
+				require.NoError(m.t, err)
+				held[ttl] = append(held[ttl], lease)
+			}
+		}
+	}
+	return held
+}
+
+// moveTags moves one slot after the other, of each so many keys in one step.
+func moveTags(t *testing.T, c *redistest.Cluster, tags []string, to *redistest.Server, together int) {
+	t.Helper()
+	for _, tag := range tags {
+		if c.NodeOf(t, tag).Addr == to.Addr {
+			continue
+		}
+		slot := c.Migrate(t, tag, to)
+		for moved := 1; moved > 0; {
+			moved = slot.MoveTogether(t, together)
+		}
+		slot.Finish(t)
+	}
+}
+
+// expireAt has all keys of these slots expire at once.
+func expireAt(t *testing.T, node *redis.Client, tags []string, at time.Time) {
+	t.Helper()
+	for _, tag := range tags {
+		slot, err := node.ClusterKeySlot(t.Context(), tag).Result()
+		require.NoError(t, err)
+		keys, err := node.ClusterGetKeysInSlot(t.Context(), int(slot), 1<<20).Result()
+		require.NoError(t, err)
+		_, err = node.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+			for _, key := range keys {
+				pipe.PExpireAt(t.Context(), key, at)
+			}
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	require.Less(t, time.Now(), at, "all at once")
+}
+
+// park enqueues the messages, and returns how many there are then. Payloads cannot be compressed.
+func (l parkedLoad) park(b *bench) (n int64) {
+	b.t.Helper()
+	random := make([]byte, max(l.payload, delayqueue.MaxInline)+1000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(random) // never fails
+	b.parkJobs(l.messages, l.most == 0, func(i int) delayqueue.Job {
+		text, size := random[i%1000:], l.payload
+		if size == 0 && i < 350 { // so many take about as much as may be in records of that size
+			size = delayqueue.MaxInline
+		}
+		job := delayqueue.Job{Key: fmt.Sprintf("key %08d", i), Payload: text[:cmp.Or(size, delayqueue.MaxInlineFull)]}
+		if l.names > 0 {
+			job.Key = fmt.Sprintf("%x%08d", text[:(l.names-8)/2], i)
+			job.Name = job.Key[max(0, l.names-256):]
+			job.Principal, job.Coalesce = job.Name, true
+		}
+		return job
+	})
+	stats := b.stats()
+	b.t.Logf("%d messages are parked, which count as %d MiB", stats.Queued, stats.Bytes>>20)
+	return stats.Queued
+}
+
 // park enqueues n messages under 1,000 keys.
 func (b *bench) park(n, payload int) {
 	b.t.Helper()
+	text := make([]byte, payload)
+	b.parkJobs(n, false, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint("k", i%1000), Payload: text} })
+}
+
+// parkJobs enqueues n jobs; those for which there is no room too, if that is wanted.
+func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) {
+	b.t.Helper()
 	const producers = 64
 	var all sync.WaitGroup
-	text := make([]byte, payload)
 	for p := range producers {
 		all.Go(func() {
 			for i := p; i < n; i += producers {
-				_, err := b.queue.Enqueue(context.Background(), delayqueue.Job{Key: fmt.Sprint("k", i%1000), Payload: text, MaxAge: time.Hour})
+				j := job(i)
+				j.MaxAge = time.Hour
+				_, err := b.queue.Enqueue(context.Background(), j)
+				if full && errors.Is(err, delayqueue.ErrQueueFull) {
+					continue
+				}
 				if !assert.NoError(b.t, err) {
 					return
 				}

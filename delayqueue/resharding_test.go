@@ -100,7 +100,7 @@ func (l reshardingLoad) test(t *testing.T) {
 	t.Helper()
 	const producers = 10 // each with a key
 	c := redistest.StartCluster(t, 3, 0)
-	b := onCluster(t, c, nameInSlot0)
+	b := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(100_000))
 	home, away := c.NodeOf(t, "{"+nameInSlot0+"}"), c.AnotherThan(t, "{"+nameInSlot0+"}")
 
 	var (
@@ -159,7 +159,7 @@ func (l reshardingLoad) test(t *testing.T) {
 		return nil
 	}
 	for range l.workers {
-		other := onCluster(t, c, nameInSlot0)
+		other := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(100_000))
 		other.start(work, delayqueue.WithConcurrency(producers))
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -431,7 +431,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				// The caller counts the lease from when it asked again, so Redis must too.
 				member := want + " " + s.next.Key
 				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
-				first.settledFrom -= 30_000
+				first.settledFrom = first.settledFrom.Add(-30 * time.Second)
 				before := q.rdb.ZScore(t.Context(), running, member).Val()
 				again, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
@@ -550,7 +550,8 @@ func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
 func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 	const many = 1500
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxDepth(4*many))
+		require.NoError(t, err)
 		p := q.partitions[0]
 		run := func(name string) (claims []*claim) {
 			for at := 0; at < many; at += batchItems {

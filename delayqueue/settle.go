@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
@@ -148,8 +149,18 @@ func (w *Worker) logSettled(c *claim, v outcome) {
 		slog.String("id", m.ID), slog.String("key", m.Key), slog.String("name", m.Name),
 		slog.String("outcome", string(v.kind)), slog.Int("attempt", m.Attempt), slog.Duration("took", time.Since(c.taken)),
 	}
-	if v.err != nil {
+	if v.err != nil && w.queue.sealer != nil { // Redis has its text sealed
+		attrs = append(attrs, slog.String("error", fmt.Sprintf("a %s that is not shown, since the queue is encrypted", innermost(v.err))))
+	} else if v.err != nil {
 		attrs = append(attrs, slog.String("error", v.cause()))
 	}
 	w.log.LogAttrs(context.Background(), level, "delayqueue: message settled", attrs...)
+}
+
+// innermost is the type of the error that err wraps at last.
+func innermost(err error) string {
+	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {
+		err = next
+	}
+	return fmt.Sprintf("%T", err)
 }

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -17,6 +18,7 @@ type settling struct {
 	outcome outcome
 	lease   time.Duration // of what is claimed next
 	expires bool          // it would be too old for its next attempt
+	again   bool          // it was sent before
 
 	settled settled
 	err     error
@@ -38,17 +40,24 @@ type settled struct {
 	sent    time.Time
 }
 
+// errClockBack: Redis answered by a clock that is behind the one that was known, as another node's
+// may be after a failover. What this settlement claimed when it was sent first can have an earlier end than
+// was asked for: it is sent again, by the new clock.
+var errClockBack = errors.New("redis has another clock, which is behind")
+
 var settleCodes = map[Outcome]string{
 	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "b", OutcomeReturned: "b",
 }
 
 func (p *partition) settle(batch []*settling) {
 	args := make([]any, 0, 2+12*len(batch))
-	lease, ends, now := time.Duration(0), int64(math.MaxInt64), p.clock.Load().now()
+	lease, ends, clock, now := time.Duration(0), int64(math.MaxInt64), p.clock.Load(), time.Now()
 	for _, s := range batch {
 		lease = max(lease, s.lease)
-		s.claim.settledFrom = cmp.Or(s.claim.settledFrom, now)
-		ends = min(ends, s.claim.settledFrom+s.lease.Milliseconds())
+		if s.again = !s.claim.settledFrom.IsZero(); !s.again {
+			s.claim.settledFrom = now
+		}
+		ends = min(ends, clock.at(s.claim.settledFrom)+s.lease.Milliseconds())
 	}
 	args = append(args, lease.Milliseconds(), ends)
 	var long []string
@@ -75,6 +84,9 @@ func (p *partition) settle(batch []*settling) {
 	for i, s := range batch {
 		if s.err = err; err == nil {
 			s.settled, s.err = readSettled(reply[i], answered)
+			if s.err == nil && s.again && s.settled.next == nil && answered.UnixMilli() < clock.at(now) {
+				s.err = errClockBack
+			}
 		}
 		if s.settled.next != nil {
 			next = append(next, s.settled.next)

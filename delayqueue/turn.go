@@ -52,8 +52,8 @@ func (w *Worker) take(c *claim) (next *claim) {
 	case older != olderNone:
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
-	if !w.mayRun(c) {
-		return w.settle(c, w.noRunSlot())
+	if refused := w.mayRun(c); refused != nil {
+		return w.settle(c, *refused)
 	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
@@ -71,8 +71,8 @@ func (w *Worker) take(c *claim) (next *claim) {
 		if w.isStopping() { // meanwhile
 			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 		}
-		if !w.mayRun(c) {
-			return t.over(c, w.noRunSlot())
+		if refused := w.mayRun(c); refused != nil {
+			return t.over(c, *refused)
 		}
 		if c.partition.joinedLate(c.message) {
 			_ = t.release(c.message, outcome{kind: OutcomeReturned})

@@ -51,6 +51,22 @@ func (m *Migration) MoveSome(t testing.TB, n int) int {
 	return len(keys)
 }
 
+// MoveTogether moves up to n keys of the slot in one step, as redis-cli does with ten, and returns how many it moved.
+func (m *Migration) MoveTogether(t testing.TB, n int) int {
+	t.Helper()
+	rdb := m.from.client(t)
+	keys, err := rdb.ClusterGetKeysInSlot(t.Context(), int(m.slot), n).Result()
+	require.NoError(t, err)
+	args := []any{"migrate", loopback, m.to.port(), "", 0, time.Minute.Milliseconds(), "keys"}
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	if len(keys) > 0 {
+		require.NoError(t, rdb.Do(t.Context(), args...).Err())
+	}
+	return len(keys)
+}
+
 // Keys is how many keys of the slot both primaries hold together.
 func (m *Migration) Keys(t testing.TB) (n int64) {
 	t.Helper()

@@ -1,0 +1,214 @@
+package delayqueue
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// aroundScript runs a script as run does.
+type aroundScript struct {
+	script *luascript.Script
+	run    func(next func() error) error
+}
+
+func (h aroundScript) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h aroundScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !redistest.IsScript(cmd) || cmd.Args()[1] != h.script.Hash() && cmd.Args()[1] != h.script.Source() {
+			return next(ctx, cmd)
+		}
+		err := h.run(func() error { return next(ctx, cmd) })
+		cmd.SetErr(err)
+		return err
+	}
+}
+
+func (h aroundScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// settledObserver has the last outcome.
+type settledObserver struct {
+	NopObserver
+	last Settled
+}
+
+func (o *settledObserver) OnSettled(_ context.Context, s Settled) { o.last = s }
+
+// internalWorker is a Worker that is not started, and what was told of its last settlement.
+func internalWorker(t *testing.T, q *Queue, h Handler, opts ...WorkerOption) (*Worker, *settledObserver) {
+	t.Helper()
+	locker, err := core.New(q.rdb, core.WithPrefix(q.prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	seen := &settledObserver{}
+	w, err := NewWorker(q, locker, h, append([]WorkerOption{WithLogger(slog.New(slog.DiscardHandler)), WithObserver(seen)}, opts...)...)
+	require.NoError(t, err)
+	return w, seen
+}
+
+// takes has a Worker that is not started claim a message.
+func (w *Worker) takes(t *testing.T, token string) *claim {
+	t.Helper()
+	b, err := w.queue.partitions[0].claim(t.Context(), token, time.Minute, 1)
+	require.NoError(t, err)
+	require.Len(t, b.messages, 1)
+	return w.claims.add(w.ctx, w.queue.partitions[0], b.messages[0], token, time.Now().Add(time.Minute))
+}
+
+// After a failover the clock of Redis may be behind: what a settlement claimed whose reply was lost has an
+// earlier end than any by the clock before.
+func TestSettle_SentAgainAfterTheClockWentBackBringsWhatItClaimed(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		lost := false
+		q.rdb.(*redis.Client).AddHook(aroundScript{settleScript, func(next func() error) error {
+			if err := next(); err != nil || lost {
+				return err
+			}
+			lost = true
+			return errors.New("connection reset")
+		}})
+		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
+		enqueueTest(t, q, "first", "")
+		c := w.takes(t, "one")
+		enqueueTest(t, q, "second", "")
+		now := time.Now()
+		c.partition.clock.Store(&clock{now.Add(time.Hour).UnixMilli(), now}) // of the node that failed
+		next := w.settle(c, outcome{kind: OutcomeDone})
+		require.NotNil(t, next, "it waits for the end of a claim that nobody knows")
+		require.Equal(t, "second", next.message.ID)
+		require.Nil(t, w.settle(next, outcome{kind: OutcomeDone, last: true}))
+	})
+}
+
+// Why a message that is to run alone goes back is told as it is.
+func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, w *Worker)
+		reply   error
+		want    error
+		delayed bool
+	}{
+		"redis refuses":    {reply: replyError("NOPERM no permissions"), want: core.ErrUnavailable, delayed: true},
+		"another is alone": {prepare: func(_ *testing.T, w *Worker) { w.alone <- struct{}{} }, want: errNotAlone},
+		"the claim is lost": {prepare: func(t *testing.T, w *Worker) {
+			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.partitions[0].keys[keyAttempts]).Err())
+		}, want: ErrClaimLost},
+		"stopped": {prepare: func(t *testing.T, w *Worker) {
+			w.slots <- struct{}{}
+			require.NoError(t, w.Stop(t.Context()))
+		}, want: ErrStopped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxAttempts(2))
+				require.NoError(t, err)
+				q.rdb.(*redis.Client).AddHook(aroundScript{extendScript, func(next func() error) error {
+					if c.reply != nil {
+						return c.reply
+					}
+					return next()
+				}})
+				w, seen := internalWorker(t, q, func(context.Context, Message) error {
+					t.Error("it runs")
+					return nil
+				})
+				enqueueTest(t, q, "last", "")
+				require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].keys[keyAttempts], "last", "-------1 0 1 0  died").Err())
+				last := w.takes(t, "token")
+				if c.prepare != nil {
+					c.prepare(t, w)
+				}
+				w.slots <- struct{}{}
+				w.begin(last)
+				w.handlers.Wait()
+				require.ErrorIs(t, seen.last.Err, c.want)
+				require.NotErrorIs(t, seen.last.Err, errNoSlot)
+				require.Equal(t, c.delayed, seen.last.Delay > 0)
+			})
+		})
+	}
+}
+
+// cardError is a handler's error with a secret in it.
+type cardError struct{ number string }
+
+func (e *cardError) Error() string { return "declined: " + e.number }
+
+// What Redis has sealed is not in the log either.
+func TestSettle_LogsNoErrorOfAnEncryptedQueue(t *testing.T) {
+	const secret = "4111 1111"
+	for name, c := range map[string]struct {
+		handler Handler
+		shown   string
+	}{
+		"wrapped":  {func(context.Context, Message) error { return fmt.Errorf("pay %s: %w", secret, &cardError{secret}) }, "*delayqueue.cardError"},
+		"no retry": {func(context.Context, Message) error { return SkipRetry(&cardError{secret}) }, "*delayqueue.cardError"},
+		"panics":   {func(context.Context, Message) error { panic(secret) }, "*delayqueue.panicError"},
+	} {
+		for _, encrypted := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, encrypted=%v", name, encrypted), func(t *testing.T) {
+				env := redistest.Embedded(t)
+				opts := []Option{WithPrefix(env.Prefix)}
+				if encrypted {
+					opts = append(opts, WithEncryption(Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}}))
+				}
+				q, err := New(env.Client(t), "q", opts...)
+				require.NoError(t, err)
+				var logged bytes.Buffer
+				w, _ := internalWorker(t, q, c.handler, WithLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))))
+				enqueueTest(t, q, "id", "")
+				w.process(w.takes(t, "token"))
+				if encrypted {
+					require.Contains(t, logged.String(), c.shown)
+					assertHidden(t, logged.String(), []byte(secret))
+				} else {
+					require.Contains(t, logged.String(), secret)
+				}
+			})
+		}
+	}
+}
+
+// A fetcher that waits for a slot when a message is about to run alone takes none that becomes free.
+func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &fetcher{
+			Worker: &Worker{
+				slots: make(chan struct{}, 2), ahead: make(chan struct{}, 6), alone: make(chan struct{}, 1), stopping: make(chan struct{}),
+				queue: &Queue{maxAttempts: 1},
+			},
+			moreSlots: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		}
+		w.slots <- struct{}{} // the message's
+		w.slots <- struct{}{} // another one's
+		taken := make(chan int)
+		go func() { taken <- w.takeSlots() }()
+		synctest.Wait()
+		w.alone <- struct{}{}
+		w.freeSlots(1)
+		require.Zero(t, <-taken)
+		require.Len(t, w.slots, 1, "the message is alone")
+
+		go func() { taken <- w.takeSlots() }()
+		synctest.Wait()
+		<-w.alone
+		w.moreSlots <- struct{}{}
+		require.Equal(t, 1, <-taken)
+	})
+}
