@@ -3,17 +3,28 @@ package delayqueue
 import (
 	"errors"
 	"fmt"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
-	// docs/scaling.md has what a node of a Cluster takes to move a partition with so many messages.
-	defaultDepth = 4000
-	defaultBytes = 64 << 20
-	maxBytes     = 1 << 40
+	defaultDepth = 100_000
+	// docs/scaling.md has how long a node of a Cluster stalls when a partition with so many messages moves.
+	defaultClusterDepth = 4000
+	defaultBytes        = 64 << 20
+	maxBytes            = 1 << 40
 	// What a message takes beside its payload, at most: its record, with the longest key, name
 	// and principal, its entries in Redis, and what sealing adds.
 	overhead = 6500
 )
+
+// depthOf is the default of [WithMaxDepth].
+func depthOf(rdb redis.UniversalClient) int {
+	if _, cluster := rdb.(*redis.ClusterClient); cluster {
+		return defaultClusterDepth
+	}
+	return defaultDepth
+}
 
 // WithMaxBytes bounds the memory of Redis, in bytes, that each partition takes: queued and running
 // messages, dead letters, and the status and results of messages that have ended. A job for which

@@ -77,7 +77,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		maxAge:            15 * time.Minute,
 		maxPayload:        1<<20 + 64<<10,
 		maxResult:         64<<10 + 4<<10,
-		maxDepth:          defaultDepth,
+		maxDepth:          depthOf(rdb),
 		maxDepthPerKey:    1000,
 		maxAttempts:       5,
 		retention:         time.Hour,

@@ -94,10 +94,18 @@ func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
 	})
 }
 
-func TestQueue_APartitionTakes4000MessagesByDefault(t *testing.T) {
-	b := setup(t, redistest.Real(t))
-	b.parkJobs(4100, true, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })
-	require.Equal(t, [3]int64{4000, 0, 0}, b.inState())
+func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
+	t.Parallel()
+	stored := func(env *redistest.Env, rdb redis.UniversalClient) int64 {
+		b := &bench{t: t, env: env}
+		b.queue = b.newQueue(rdb)
+		b.parkJobs(4100, true, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })
+		return b.stats().Queued
+	}
+	one := redistest.Real(t)
+	require.Equal(t, int64(4100), stored(one, one.Client(t)))
+	cluster := redistest.StartCluster(t, 3, 0)
+	require.Equal(t, int64(4000), stored(&redistest.Env{Real: true, Prefix: "p"}, cluster.Client(t)))
 }
 
 func TestQueue_MessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {
