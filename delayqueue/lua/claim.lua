@@ -17,7 +17,6 @@
 -- #include finish.lua
 -- #include ended.lua
 -- #include take.lua
--- #include late.lua
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
 local APART = 10 -- ms
@@ -67,7 +66,6 @@ if paused_until <= now then
   local first = #reply + 1
   want_due(due)
   start(lease, max_payload, reply)
-  start_late(lease, max_payload, reply)
   for i = first, #reply do
     ids[#ids + 1] = split(reply[i][1])
   end
