@@ -99,7 +99,7 @@ var mutants = []mutant{
 	{"what is needed for longer is not", "", "till = now + math.floor(span", "till = till + 0 * math.floor(span"},
 	{"what ended has no bytes", "", "  ended_bytes = ended_bytes + more\n", ""},
 	{"a dead letter halts nothing", "settle", "      add(h, key, halts .. id)\n", ""},
-	{"what is halted is run", "", "elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then", "elseif false then"},
+	{"what is halted is run", "", "elseif halted and redis.call('HEXISTS', h, key) == 1 then", "elseif false then"},
 	{"a halted key is reserved", "wake", "return halt:sub(1, 1) == 'k' and 1 or 3", "return 1"},
 	{"a halted key is not reserved", "wake", "return halt:sub(1, 1) == 'k' and 1 or 3", "return 3"},
 	{"a wake does not see a halt", "wake", "  if halt then\n", "  if false then\n"},
