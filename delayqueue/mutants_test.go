@@ -42,7 +42,7 @@ var mutants = []mutant{
 	{"a delay is not waited for", "enqueue", "delay ~= '0' and now + delay", "nil"},
 	{"what is too old is run", "", "elseif too_old(rec) then", "elseif false then"},
 	{"what is too old never expires", "", "      discard(id, key, rec, 'e')\n", ""},
-	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n    look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
+	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n      look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
 	{"the next of what is done does not become due", "settle", "    look_at(id .. ' ' .. key, now)\n", ""},
 	{"a message stays when it is done", "settle", "    remove(m, id)\n", ""},
 	{"a message stays in its FIFO when it is done", "settle", "    remove(f, seq ~= '' and key .. '\\n' .. seq .. id or fifo(key, '1')[1])\n", ""},
@@ -116,9 +116,9 @@ var mutants = []mutant{
 
 // What only time shows that passes for what ended.
 var bucketMutants = []mutant{
-	{"what ended is forgotten while there is room", "", "if ended_bytes > max_bytes / 2 and all.needed[i] > 0", "if ended_bytes > max_bytes / 10 and all.needed[i] > 0"},
-	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, not rotates) then"},
-	{"what ended is forgotten before its time", "", "text(needed + math.min(math.floor(retention / 64), 1000))", "text(needed - math.floor(retention / 2))"},
+	{"what ended is forgotten while there is room", "", "ended_bytes > max_bytes / 2 and", "ended_bytes > max_bytes / 10 and"},
+	{"what ended is forgotten for a full bucket", "", "ended_bytes > max_bytes / 2 and", "size[current] > max_bytes / 10 and"},
+	{"what ended is forgotten before its time", "", "text(now + retention + math.min(math.floor(retention / 64), 1000))", "text(now + math.ceil(retention / 2))"},
 }
 
 func TestBuckets_MutantsAreCaught(t *testing.T) {

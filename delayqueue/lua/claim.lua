@@ -88,13 +88,7 @@ for _, key in ipairs(reply[4]) do
   remove(e, key)
 end
 
--- What need not be remembered any more.
-local remembered = read_buckets()
-for i = 0, 4 do
-  if remembered.needed[i] > 0 and is_needless(remembered, i) then
-    drop(remembered, i)
-  end
-end
+read_buckets() -- which forgets what need not be remembered any more
 
 local next = now + HORIZON
 if paused_until > now then

@@ -3,29 +3,24 @@
 local UNTRIED = '-------0 0 0 0  ' -- attempts
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
 
--- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
-local function advance(key, at_once)
-  local head = fifo(key, '1')[1]
-  local member = head and id_at(head, key) .. ' ' .. key
-  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
-    look_at(member, now)
-  end
-  return head
-end
-
--- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
--- more is announced: nobody is left to have it before others. A claim tells a worker if nobody heard.
+-- Writes how messages ended, applies, and has the heads of the keys that have another one be due: now, or if it is not known
+-- when to look at them. A key that has no message any more is announced: nobody is left to have it before others. A claim tells
+-- a worker if nobody heard.
 local function tidy()
   if #endings > 0 then
     remember()
   end
   apply()
   for key, why in pairs(unrun) do
-    if not advance(key, why == 'resumed') then
+    local head = fifo(key, '1')[1]
+    local member = head and id_at(head, key) .. ' ' .. key
+    if not head then
       announce(key)
       if redis.call('ZCARD', e) < LARGE then
         add(e, key, NOW)
       end
+    elseif not redis.call('ZSCORE', w, member) and (why == 'resumed' or not redis.call('ZSCORE', z, member)) then
+      look_at(member, now)
     end
   end
   unrun = {}
