@@ -16,7 +16,9 @@
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
+-- #include letters.lua
 -- #include take.lua
+-- #include again.lua
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
 local APART = 10 -- ms

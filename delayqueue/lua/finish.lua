@@ -72,21 +72,24 @@ end
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
 -- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
 local function remember()
-  local needed, size = read_buckets()
-  local oldest = (current + 1) % 5
-  local rotates = current_since > now or now - current_since >= retention / 4 or size[current] > max_bytes / 10
-  if rotates and needed[oldest] == 0 then
-    add(c, 'bucket', oldest)
-    add(c, 'since', NOW)
-    current, current_since = oldest, now
+  local rotates = current_since > now or now - current_since >= retention / 4
+  if rotates or ended_bytes > max_bytes / 10 then
+    local needed, size = read_buckets()
+    local oldest = (current + 1) % 5
+    if (rotates or size[current] > max_bytes / 10) and needed[oldest] == 0 then
+      add(c, 'bucket', oldest)
+      add(c, 'since', NOW)
+      current, current_since = oldest, now
+    end
   end
-  local bucket, more, later = KEYS[11 + current], 0, needed[current] < now + retention
+  local had = redis.call('HMGET', c, 'until' .. current, 'ended' .. current)
+  local bucket, more, later = KEYS[11 + current], 0, (whole(had[1]) or 0) < now + retention
   for i = 1, #endings, 2 do
     more = more + ending_size(#endings[i] + #endings[i + 1])
   end
   ended_bytes = ended_bytes + more
   redis.call('HSET', bucket, unpack(endings))
-  add(c, 'ended' .. current, text(size[current] + more))
+  add(c, 'ended' .. current, text((whole(had[2]) or 0) + more))
   if later then -- in steps, so that it is seldom told
     add(c, 'until' .. current, text(now + retention + math.min(math.floor(retention / 64), 1000)))
   end

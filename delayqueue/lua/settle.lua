@@ -30,7 +30,6 @@ local lease = tonumber(ARGV[3])
 local FIRST, SIZE = 5, 12 -- where claims begin in ARGV, and how much there is of each
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local BACK = {r = true, b = true, bw = true, h = true}
-local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local idle = paused_until > now -- nothing is to be claimed
 redis.call('HDEL', c, '')
@@ -56,67 +55,29 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
   end
 end
 
--- The message that has come since and is to run in place of one that no handler was given. If that
--- ended in another way, the next one replaces this one again.
-local function newer(id, tries, slot)
-  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then
-    local by = redis.call('HGET', u, slot)
-    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then
-      return by
-    elseif by ~= id then
-      add(u, slot, id)
-    end
-  end
-end
-
-local running -- ids by tokens
-
--- What a settlement claimed that is sent again. Nobody heard of it, so nobody has extended it: few that run have an earlier
--- end, of those that were claimed or extended since the settlement was sent first.
-local function claimed_before(token)
-  if not running then
-    running = {}
-    local ids = {}
-    for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
-      ids[i] = split(member)
-    end
-    for i, state in ipairs(#ids > 0 and redis.call('HMGET', r, unpack(ids)) or {}) do
-      running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = ids[i]
-    end
-  end
-  return token ~= '' and running[token] and again(running[token], token, lease)
-end
-
--- Whether a claim that is not the caller's, or not any more, was settled as it is to be.
-local function settled_before(id, mark)
-  local state = redis.call('HGET', r, id)
-  local found = state and state:sub(2, 7) == mark
-  for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
-    local ending = redis.call('HGET', name, id)
-    found = found or ending and ending:sub(13, 18) == mark
-  end
-  return found and 1 or 0
-end
-
 local ids, fields = {}, {}
 for at = FIRST, #ARGV, SIZE do
   local key, principal = ARGV[at + 1], ARGV[at + 2]
   ids[#ids + 1] = ARGV[at]
-  fields[#fields + 1] = key ~= '' and 'k' .. key or nil
-  fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+  if key ~= '' then
+    fields[#fields + 1] = 'k' .. key
+  end
+  if principal ~= '' then
+    fields[#fields + 1] = 'p' .. principal
+  end
 end
 for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
   uses[fields[i]] = whole(n) or 0
 end
 
 local replies, heads, due = {}, {}, {} -- heads: keys that have another head -> token for it, or false; due: tokens for what is
-local back = {} -- numbers of claims: of what goes back
+local back, others = {}, {} -- numbers of claims: of what goes back, and of those that are not the caller's, or not any more
 local states = redis.call('HMGET', r, unpack(ids))
 for n, state in ipairs(states) do
   local at = FIRST + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
   if not is_held(state, tries) then
-    replies[n] = {settled_before(id, ending:sub(1, 6)), claimed_before(token)}
+    others[#others + 1] = n
   else
     local claims = token ~= '' and not idle and which
     replies[n], asked[token] = 1, n
@@ -129,7 +90,9 @@ for n, state in ipairs(states) do
         heads[key] = claims == 'k' and token
       end
     end
-    due[#due + 1] = claims == 'a' and token or nil
+    if claims == 'a' then
+      due[#due + 1] = token
+    end
   end
 end
 tidy()
@@ -148,27 +111,33 @@ want_due(due)
 start(lease, BYTES, replies)
 tidy()
 
-for _, n in ipairs(back) do
-  local at = FIRST + SIZE * (n - 1)
-  local id, key, principal, _, _, how, slot, _, tries, till = unpack(ARGV, at, at + SIZE - 1)
-  local delay, not_after = till:match('^(%d+) (%d+)$')
-  local next = now + delay
-  if how == 'h' then
-    next = math.max(now, next - next % SLOT)
-  elseif how == 'bw' and states[n]:sub(1, 1) == 'R' then
-    next = now -- the key was freed since the conflict
-  elseif how == 'r' then
-    count('retried')
+-- The functions of what is rarer are made where they are needed.
+if #others > 0 then
+  -- #include again.lua
+  -- What a settlement claimed that is sent again runs by its token. Nobody heard of it, so nobody has extended it: few that run
+  -- have an earlier end, of those that were claimed or extended since the settlement was sent first.
+  local recent, running = {}, {} -- ids; ids by tokens
+  for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
+    recent[i] = split(member)
   end
-  note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, states[n]:sub(2))
-  look_at(id .. ' ' .. key, math.min(next, tonumber(not_after)))
-  local by = newer(id, tries, slot)
-  if by then
-    apply()
-    discard(id, key, redis.call('HGET', m, id) or '', 's', by)
+  for i, state in ipairs(#recent > 0 and redis.call('HMGET', r, unpack(recent)) or {}) do
+    running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = recent[i]
+  end
+  for _, n in ipairs(others) do
+    local at = FIRST + SIZE * (n - 1)
+    local id, mark, token = ARGV[at], ARGV[at + 8]:sub(1, 6), ARGV[at + 10]
+    local state = redis.call('HGET', r, id)
+    local found = state and state:sub(2, 7) == mark -- whether it was settled as it is to be
+    for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
+      local ending = redis.call('HGET', name, id)
+      found = found or ending and ending:sub(13, 18) == mark
+    end
+    replies[n] = {found and 1 or 0, token ~= '' and running[token] and again(running[token], token, lease)}
   end
 end
-tidy()
+if #back > 0 then
+  -- #include back.lua
+end
 span = math.max(span, lease + retention)
 replies[#states + 1] = reply_now()
 replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0

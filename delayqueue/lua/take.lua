@@ -57,12 +57,11 @@ local function start(lease, max_payload, replies)
   local halted, till = redis.call('HLEN', h) > 0, text(now + lease)
   for i, id in ipairs(wanted) do
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
-    local key = member:sub(#id + 2)
     if is_running(state) then
       remove(z, member)
     elseif too_old(rec) then
-      discard(id, key, rec, 'e')
-    elseif halted and redis.call('HEXISTS', h, key) == 1 then -- it only expires
+      discard(id, member:sub(#id + 2), rec, 'e')
+    elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then -- it only expires
       add(z, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
     elseif payloads >= max_payload then
       add(z, member, since[i])
@@ -80,18 +79,5 @@ local function start(lease, max_payload, replies)
       add(w, member, till)
       add(r, id, tries)
     end
-  end
-end
-
--- Tells a worker again what runs by its token, after a lost reply, with a new lease. One
--- that became too old meanwhile was not started: its claim runs out.
-local function again(id, token, lease)
-  local rec = redis.call('HGET', m, id) or ''
-  local tries, owner = (redis.call('HGET', r, id) or ''):match('^[rR](......%d+ %d+ %d+ %d+ (%S*) .*)$')
-  local key = key_of(rec)
-  local member = id .. ' ' .. key
-  if rec ~= '' and owner == token and not too_old(rec) and redis.call('ZSCORE', w, member) then
-    add(w, member, text(now + lease))
-    return delivery(member, rec, 'r' .. tries, key ~= '' and fifo(key, '2')[2] and 1 or 0, false, '')
   end
 end
