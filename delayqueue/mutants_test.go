@@ -69,7 +69,7 @@ var mutants = []mutant{
 	{"principals replace one another", "enqueue", "how.slot .. body:sub(1, how.about)", "how.slot .. key"},
 	{"what is done can be replaced", "settle", "    remove(u, slot)\n", ""},
 	{"what is cancelled can be replaced", "", "slot = rec:match('^1[qc]') and", "slot = false and"},
-	{"what is given back stays beside what is newer", "settle", "  if by then\n", "  if false then\n"},
+	{"what is given back stays beside what is newer", "settle", "      discard(id, key, redis.call('HGET', m, id) or '', 's', by)\n", ""},
 	{"what is given back, newer or not, is replaced", "settle", "by and by ~= id and redis.call", "by and redis.call"},
 	{"bytes of what comes are not counted", "enqueue", "  bytes = bytes + size\n", ""},
 	{"bytes of what has no key are not counted", "enqueue", "all + 1, bytes + size, stored", "all + 1, bytes, stored"},

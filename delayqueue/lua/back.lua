@@ -1,19 +1,6 @@
 -- Gives back what is to be run later; in settle.lua.
 local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 
--- The message that has come since and is to run in place of one that no handler was given. If that
--- ended in another way, the next one replaces this one again.
-local function newer(id, tries, slot)
-  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then
-    local by = redis.call('HGET', u, slot)
-    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then
-      return by
-    elseif by ~= id then
-      add(u, slot, id)
-    end
-  end
-end
-
 for _, n in ipairs(back) do
   local at = FIRST + SIZE * (n - 1)
   local id, key, principal, _, _, how, slot, _, tries, till = unpack(ARGV, at, at + SIZE - 1)
@@ -28,10 +15,14 @@ for _, n in ipairs(back) do
   end
   note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, states[n]:sub(2))
   look_at(id .. ' ' .. key, math.min(next, tonumber(not_after)))
-  local by = newer(id, tries, slot)
-  if by then
-    apply()
-    discard(id, key, redis.call('HGET', m, id) or '', 's', by)
+  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then -- no handler was given it
+    local by = redis.call('HGET', u, slot)
+    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then -- that one has come since, and is to run in place of this one
+      apply()
+      discard(id, key, redis.call('HGET', m, id) or '', 's', by)
+    elseif by ~= id then -- it ended in another way: the next one replaces this one again
+      add(u, slot, id)
+    end
   end
 end
 tidy()

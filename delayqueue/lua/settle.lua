@@ -71,13 +71,13 @@ for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {})
 end
 
 local replies, heads, due = {}, {}, {} -- heads: keys that have another head -> token for it, or false; due: tokens for what is
-local back, others = {}, {} -- numbers of claims: of what goes back, and of those that are not the caller's, or not any more
+local back, others = {}, {} -- back: numbers of claims that go back; others: those that are not the caller's, or not any more
 local states = redis.call('HMGET', r, unpack(ids))
 for n, state in ipairs(states) do
   local at = FIRST + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
   if not is_held(state, tries) then
-    others[#others + 1] = n
+    others[#others + 1] = {n, id, ending:sub(1, 6), token}
   else
     local claims = token ~= '' and not idle and which
     replies[n], asked[token] = 1, n
@@ -123,9 +123,8 @@ if #others > 0 then
   for i, state in ipairs(#recent > 0 and redis.call('HMGET', r, unpack(recent)) or {}) do
     running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = recent[i]
   end
-  for _, n in ipairs(others) do
-    local at = FIRST + SIZE * (n - 1)
-    local id, mark, token = ARGV[at], ARGV[at + 8]:sub(1, 6), ARGV[at + 10]
+  for _, other in ipairs(others) do
+    local n, id, mark, token = unpack(other)
     local state = redis.call('HGET', r, id)
     local found = state and state:sub(2, 7) == mark -- whether it was settled as it is to be
     for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
