@@ -22,11 +22,11 @@ type mutant struct {
 var mutants = []mutant{
 	{"a settlement without a look at the owner", "settle", "if not is_held(state, tries) then", "if not is_running(state) then"},
 	{"a settlement that is sent again counts again", "settle", "if not is_held(state, tries) then", "if not is_held(state, tries) and not (state and state:sub(2, 7) == ending:sub(1, 6)) then"},
-	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = ids[i]", "(%S+)') or ''] = nil"},
-	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, state:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), state:sub(2))"},
+	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = recent[i]", "(%S+)') or ''] = nil"},
+	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, states[n]:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), states[n]:sub(2))"},
 	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 11, 15)}", "{y}"},
 	{"a retry loses its place", "settle", "  look_at(id .. ' ' .. key, math.min", "  if key ~= '' then\n    join(id, key)\n    unrun[key] = 'ended'\n  end\n  look_at(id .. ' ' .. key, math.min"},
-	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and state:sub(1, 1) == 'R' then", "elseif false then"},
+	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and states[n]:sub(1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
 	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},
 	{"a claim without a receipt", "claim", "number .. ' ' .. table.concat(ids, ' '))", "number .. ' ')"},
@@ -41,8 +41,8 @@ var mutants = []mutant{
 	{"an id that ended twice", "enqueue", "known[i] = known[i] or ending", ""},
 	{"a delay is not waited for", "enqueue", "delay ~= '0' and now + delay", "nil"},
 	{"what is too old is run", "", "elseif too_old(rec) then", "elseif false then"},
-	{"what is too old never expires", "", "    discard(id, key, rec, 'e')\n  end\n  tidy()\n", "  end\n  tidy()\n"},
-	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n    look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
+	{"what is too old never expires", "", "      discard(id, member:sub(#id + 2), rec, 'e')\n", ""},
+	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n      look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
 	{"the next of what is done does not become due", "settle", "    look_at(id .. ' ' .. key, now)\n", ""},
 	{"a message stays when it is done", "settle", "    remove(m, id)\n", ""},
 	{"a message stays in its FIFO when it is done", "settle", "    remove(f, seq ~= '' and key .. '\\n' .. seq .. id or fifo(key, '1')[1])\n", ""},
@@ -69,7 +69,7 @@ var mutants = []mutant{
 	{"principals replace one another", "enqueue", "how.slot .. body:sub(1, how.about)", "how.slot .. key"},
 	{"what is done can be replaced", "settle", "    remove(u, slot)\n", ""},
 	{"what is cancelled can be replaced", "", "slot = rec:match('^1[qc]') and", "slot = false and"},
-	{"what is given back stays beside what is newer", "settle", "  if by then\n", "  if false then\n"},
+	{"what is given back stays beside what is newer", "settle", "      discard(id, key, redis.call('HGET', m, id) or '', 's', by)\n", ""},
 	{"what is given back, newer or not, is replaced", "settle", "by and by ~= id and redis.call", "by and redis.call"},
 	{"bytes of what comes are not counted", "enqueue", "  bytes = bytes + size\n", ""},
 	{"bytes of what has no key are not counted", "enqueue", "all + 1, bytes + size, stored", "all + 1, bytes, stored"},
@@ -116,9 +116,9 @@ var mutants = []mutant{
 
 // What only time shows that passes for what ended.
 var bucketMutants = []mutant{
-	{"what ended is forgotten while there is room", "", "if ended_bytes > max_bytes / 2 and all.needed[i] > 0", "if ended_bytes > max_bytes / 10 and all.needed[i] > 0"},
-	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, not rotates) then"},
-	{"what ended is forgotten before its time", "", "text(needed + math.min(math.floor(retention / 64), 1000))", "text(needed - math.floor(retention / 2))"},
+	{"what ended is forgotten while there is room", "", "ended_bytes > max_bytes / 2 and", "ended_bytes > max_bytes / 10 and"},
+	{"what ended is forgotten for a full bucket", "", "ended_bytes > max_bytes / 2 and", "size[current] > max_bytes / 10 and"},
+	{"what ended is forgotten before its time", "", "text(now + retention + math.min(math.floor(retention / 64), 1000))", "text(now + math.ceil(retention / 2))"},
 }
 
 func TestBuckets_MutantsAreCaught(t *testing.T) {

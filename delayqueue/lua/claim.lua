@@ -16,8 +16,9 @@
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
+-- #include letters.lua
 -- #include take.lua
--- #include late.lua
+-- #include again.lua
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
 local APART = 10 -- ms
@@ -67,7 +68,6 @@ if paused_until <= now then
   local first = #reply + 1
   want_due(due)
   start(lease, max_payload, reply)
-  start_late(lease, max_payload, reply)
   for i = first, #reply do
     ids[#ids + 1] = split(reply[i][1])
   end
@@ -90,13 +90,7 @@ for _, key in ipairs(reply[4]) do
   remove(e, key)
 end
 
--- What need not be remembered any more.
-local remembered = read_buckets()
-for i = 0, 4 do
-  if remembered.needed[i] > 0 and is_needless(remembered, i) then
-    drop(remembered, i)
-  end
-end
+read_buckets() -- which forgets what need not be remembered any more
 
 local next = now + HORIZON
 if paused_until > now then

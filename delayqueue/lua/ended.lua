@@ -1,31 +1,26 @@
--- The ends of messages that are not run, and of dead letters; after finish.lua.
+-- The ends of messages that are not run; after finish.lua.
 
 local UNTRIED = '-------0 0 0 0  ' -- attempts
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
 
--- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
-local function advance(key, at_once)
-  local head = fifo(key, '1')[1]
-  local member = head and id_at(head, key) .. ' ' .. key
-  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
-    look_at(member, now)
-  end
-  return head
-end
-
--- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
--- more is announced: nobody is left to have it before others. A claim tells a worker if nobody heard.
+-- Writes how messages ended, applies, and has the heads of the keys that have another one be due: now, or if it is not known
+-- when to look at them. A key that has no message any more is announced: nobody is left to have it before others. A claim tells
+-- a worker if nobody heard.
 local function tidy()
   if #endings > 0 then
     remember()
   end
   apply()
   for key, why in pairs(unrun) do
-    if not advance(key, why == 'resumed') then
+    local head = fifo(key, '1')[1]
+    local member = head and id_at(head, key) .. ' ' .. key
+    if not head then
       announce(key)
       if redis.call('ZCARD', e) < LARGE then
         add(e, key, NOW)
       end
+    elseif not redis.call('ZSCORE', w, member) and (why == 'resumed' or not redis.call('ZSCORE', z, member)) then
+      look_at(member, now)
     end
   end
   unrun = {}
@@ -46,33 +41,11 @@ local function note_tries(id, key, principal, flag, tries, was)
   add(r, id, flag .. tries)
 end
 
-local function size_of(t) return message_size(t.n, t.id, t.key, t.principal, t.slot) end
-
--- The message that a newer one replaces, if no handler was given it yet.
-local function replaceable(slot, key)
-  apply()
-  local id = redis.call('HGET', u, slot)
-  local rec, state = id and redis.call('HGET', m, id), id and redis.call('HGET', r, id) or UNTRIED
-  local fresh = rec and rec:match('^1[qc]') and state:match('^[w-]......0 %d+ 0 0 ')
-  if fresh and not too_old(rec) and redis.call('HEXISTS', y, id) == 0 then
-    for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
-      if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
-        return {
-          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + cause_size(state:sub(2)),
-          due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
-        }
-      end
-    end
-  end
-end
-
 -- Ends a queued message that is not to be run, as 'e', expired, 'c', cancelled, or 's', superseded by another message.
 local function discard(id, key, rec, how, by)
   local t, state = read(id, rec), redis.call('HGET', r, id)
   local tried, cause = (state or UNTRIED):match('^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
-  if not tried then -- junk
-    tried, cause = UNTRIED:sub(2, -2), ''
-  end
+  tried, cause = tried or UNTRIED:sub(2, -2), cause or '' -- of junk
   remove(z, id .. ' ' .. key)
   if t.long then
     freed[#freed + 1] = id
@@ -85,27 +58,4 @@ local function discard(id, key, rec, how, by)
   end
   finish(id, key, t.principal, t.slot, t.n, state and state:sub(2), how,
     how .. ENDED_AT .. tried:sub(1, 6) .. rec:sub(20, t.payload - 1) .. tried:sub(7) .. ' ' .. (by or cause))
-end
-
--- Ends the halt of a key if a dead letter made it. Reports whether it did.
-local function resume(key, id)
-  local halt = redis.call('HGET', h, key)
-  if halt and halt:sub(2) == id then
-    remove(h, key)
-    unrun[key] = 'resumed'
-    return true
-  end
-end
-
--- Forgets a dead letter.
-local function forget(id)
-  local t = read(id, redis.call('HGET', m, id) or '')
-  weigh(-dead_letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
-  remove(x, id)
-  remove(y, id)
-  remove(m, id)
-  if t.long then
-    freed[#freed + 1] = id
-  end
-  resume(t.key, id)
 end

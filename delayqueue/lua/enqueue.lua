@@ -144,6 +144,7 @@ if #others == 0 then
 end
 
 -- #include room.lua
+-- #include replace.lua
 for j = 1, #others, 2 do
   local how, i = others[j], others[j + 1]
   local id, body = ARGV[IDS + i], ARGV[TEXTS + i]

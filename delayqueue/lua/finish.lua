@@ -47,37 +47,26 @@ end
 
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
--- The buckets: until when each is needed, and how many bytes it has.
+-- The buckets: until when each is needed, and how many bytes it has. What need not be remembered any more is forgotten; and while
+-- all have more than half of the partition's bytes also the oldest, but nothing of the last minute.
 local function read_buckets()
   local found = redis.call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
-  local all, sum = {needed = {}, bytes = {}}, 0
+  local needed, size = {}, {}
+  ended_bytes = 0
   for i = 0, 4 do
-    all.needed[i], all.bytes[i] = whole(found[1 + i]) or 0, whole(found[6 + i]) or 0
-    sum = sum + all.bytes[i]
+    needed[i], size[i] = whole(found[1 + i]) or 0, whole(found[6 + i]) or 0
+    ended_bytes = ended_bytes + size[i]
   end
-  ended_bytes = sum
-  return all
-end
-
--- Whether a bucket need not be remembered; early: since nothing has ended into it for a minute.
-local function is_needless(all, i, early) return all.needed[i] - (early and retention - MINUTE or 0) <= now end
-
--- Forgets what ended into a bucket.
-local function drop(all, i)
-  redis.call('UNLINK', KEYS[11 + i])
-  redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
-  ended_bytes = ended_bytes - all.bytes[i]
-  all.needed[i], all.bytes[i] = 0, 0
-end
-
--- Forgets the oldest of what ended while it takes more than half of the partition's bytes, but nothing of the last minute.
-local function make_room(all)
-  for step = 1, 4 do
+  for step = 1, 5 do -- the oldest first, and the one in use last
     local i = (current + step) % 5
-    if ended_bytes > max_bytes / 2 and all.needed[i] > 0 and is_needless(all, i, true) then
-      drop(all, i)
+    local early = step < 5 and ended_bytes > max_bytes / 2 and retention - MINUTE or 0
+    if needed[i] > 0 and needed[i] - early <= now then
+      redis.call('UNLINK', KEYS[11 + i])
+      redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
+      ended_bytes, needed[i], size[i] = ended_bytes - size[i], 0, 0
     end
   end
+  return needed, size
 end
 
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
@@ -85,31 +74,28 @@ end
 local function remember()
   local rotates = current_since > now or now - current_since >= retention / 4
   if rotates or ended_bytes > max_bytes / 10 then
-    local all = read_buckets()
-    make_room(all)
+    local needed, size = read_buckets()
     local oldest = (current + 1) % 5
-    if (rotates or all.bytes[current] > max_bytes / 10) and is_needless(all, oldest) then
-      drop(all, oldest)
+    if (rotates or size[current] > max_bytes / 10) and needed[oldest] == 0 then
       add(c, 'bucket', oldest)
       add(c, 'since', NOW)
       current, current_since = oldest, now
     end
   end
-  local more = 0
+  local had = redis.call('HMGET', c, 'until' .. current, 'ended' .. current)
+  local bucket, more, later = KEYS[11 + current], 0, (whole(had[1]) or 0) < now + retention
   for i = 1, #endings, 2 do
     more = more + ending_size(#endings[i] + #endings[i + 1])
   end
   ended_bytes = ended_bytes + more
-  local bucket, had = KEYS[11 + current], redis.call('HMGET', c, 'until' .. current, 'ended' .. current)
   redis.call('HSET', bucket, unpack(endings))
   add(c, 'ended' .. current, text((whole(had[2]) or 0) + more))
-  local n, needed = redis.call('HLEN', bucket), now + retention
-  local later = (whole(had[1]) or 0) < needed
   if later then -- in steps, so that it is seldom told
-    add(c, 'until' .. current, text(needed + math.min(math.floor(retention / 64), 1000)))
+    add(c, 'until' .. current, text(now + retention + math.min(math.floor(retention / 64), 1000)))
   end
-  if later or n > LARGE then
-    keep(bucket, math.ceil(2.25 * retention), 0, n > LARGE)
+  local large = redis.call('HLEN', bucket) > LARGE
+  if later or large then
+    keep(bucket, math.ceil(2.25 * retention), 0, large)
   end
   endings = {}
 end

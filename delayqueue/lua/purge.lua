@@ -6,6 +6,7 @@
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
+-- #include letters.lua
 redis.call('HDEL', c, '')
 local replies = {}
 for i = 3, #ARGV, 2 do

@@ -10,6 +10,7 @@
 -- #include common.lua
 -- #include admit.lua
 -- #include room.lua
+-- #include letters.lua
 local age = tonumber(ARGV[4])
 
 local function redrive(id, died)

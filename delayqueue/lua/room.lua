@@ -29,6 +29,6 @@ local function refusal(key, principal, size)
   end
   tidy()
   all, lengths, headed = redis.call('HLEN', m), {}, {}
-  make_room(read_buckets())
+  read_buckets()
   return full(key, principal, 1, size)
 end

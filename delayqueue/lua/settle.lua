@@ -24,17 +24,15 @@
 --           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0
 -- #include common.lua
 -- #include finish.lua
+-- #include ended.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
 local FIRST, SIZE = 5, 12 -- where claims begin in ARGV, and how much there is of each
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local BACK = {r = true, b = true, bw = true, h = true}
+local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local idle = paused_until > now -- nothing is to be claimed
 redis.call('HDEL', c, '')
-
-local replies, due = {}, {} -- due: tokens for what is
-local heads, next_of = {}, {} -- keys that have another head, and tokens for it or false
-local back, others = {}, {} -- numbers of claims: of what goes back, and of those that are not the caller's, or not any more
 
 local function ends(id, key, principal, seq, tries, how, slot, size, ending, result)
   local letter = how:sub(1, 1)
@@ -71,39 +69,37 @@ end
 for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
   uses[fields[i]] = whole(n) or 0
 end
+
+local replies, heads, due = {}, {}, {} -- heads: keys that have another head -> token for it, or false; due: tokens for what is
+local back, others = {}, {} -- back: numbers of claims that go back; others: those that are not the caller's, or not any more
 local states = redis.call('HMGET', r, unpack(ids))
 for n, state in ipairs(states) do
   local at = FIRST + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
   if not is_held(state, tries) then
-    others[#others + 1] = n
+    others[#others + 1] = {n, id, ending:sub(1, 6), token}
   else
-    replies[n] = 1
+    local claims = token ~= '' and not idle and which
+    replies[n], asked[token] = 1, n
     remove(w, id .. ' ' .. key)
     if BACK[how] then
       back[#back + 1] = n
     else
       ends(id, key, principal, seq, tries, how, slot, size, ending, result)
       if key ~= '' then
-        heads[#heads + 1] = key
-        next_of[#heads] = which == 'k' and token ~= '' and not idle and token
-        asked[token] = n
+        heads[key] = claims == 'k' and token
       end
     end
-    if which == 'a' and token ~= '' and not idle then
+    if claims == 'a' then
       due[#due + 1] = token
-      asked[token] = n
     end
   end
 end
-if #endings > 0 then
-  remember()
-end
-apply()
+tidy()
 
 -- What is claimed next: of their key, and what is due.
-for i, key in ipairs(heads) do
-  local first, token = fifo(key, '2'), next_of[i]
+for key, token in pairs(heads) do
+  local first = fifo(key, '2')
   local id = first[1] and id_at(first[1], key)
   if id and token then
     want(id, id .. ' ' .. key, first, token, NOW)
@@ -113,96 +109,35 @@ for i, key in ipairs(heads) do
 end
 want_due(due)
 start(lease, BYTES, replies)
-
-local function answer()
-  span = math.max(span, lease + retention)
-  apply()
-  replies[#states + 1] = reply_now()
-  replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
-  return conclude(replies)
-end
-if #back + #others + #late + #old == 0 then
-  return answer()
-end
-
--- #include ended.lua
--- #include late.lua
-local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
-local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
-
--- The message that has come since and is to run in place of one that no handler was given. If that
--- ended in another way, the next one replaces this one again.
-local function newer(id, tries, slot)
-  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then
-    local by = redis.call('HGET', u, slot)
-    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then
-      return by
-    elseif by ~= id then
-      add(u, slot, id)
-    end
-  end
-end
-
-local function give_back(id, key, principal, how, state, tries, till)
-  local delay, not_after = till:match('^(%d+) (%d+)$')
-  local next = now + delay
-  if how == 'h' then
-    next = math.max(now, next - next % SLOT)
-  elseif how == 'bw' and state:sub(1, 1) == 'R' then
-    next = now -- the key was freed since the conflict
-  end
-  note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, state:sub(2))
-  look_at(id .. ' ' .. key, math.min(next, tonumber(not_after)))
-end
-
-local running -- ids by tokens
-
--- What a settlement claimed that is sent again. Nobody heard of it, so nobody has extended it: few that run have an earlier
--- end, of those that were claimed or extended since the settlement was sent first.
-local function claimed_before(token)
-  if not running then
-    running = {}
-    local ids = {}
-    for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
-      ids[i] = split(member)
-    end
-    for i, state in ipairs(#ids > 0 and redis.call('HMGET', r, unpack(ids)) or {}) do
-      running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = ids[i]
-    end
-  end
-  return token ~= '' and running[token] and again(running[token], token, lease)
-end
-
--- Whether a claim that is not the caller's, or not any more, was settled as it is to be.
-local function settled_before(id, mark)
-  local state = redis.call('HGET', r, id)
-  local found = state and state:sub(2, 7) == mark
-  for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
-    local ending = redis.call('HGET', name, id)
-    found = found or ending and ending:sub(13, 18) == mark
-  end
-  return found and 1 or 0
-end
-
-start_late(lease, BYTES, replies)
-for _, n in ipairs(others) do
-  local at = FIRST + SIZE * (n - 1)
-  replies[n] = {settled_before(ARGV[at], ARGV[at + 8]:sub(1, 6)), claimed_before(ARGV[at + 10])}
-end
-for _, n in ipairs(back) do
-  local at = FIRST + SIZE * (n - 1)
-  local id, key, principal, _, _, how, slot, _, tries, till = unpack(ARGV, at, at + SIZE - 1)
-  local by = newer(id, tries, slot)
-  if by then
-    note_tries(id, key, principal, '-', tries, states[n]:sub(2))
-    apply()
-    discard(id, key, redis.call('HGET', m, id) or '', 's', by)
-  else
-    give_back(id, key, principal, how, states[n], tries, till)
-  end
-  if how == 'r' then
-    count('retried')
-  end
-end
 tidy()
-return answer()
+
+-- The functions of what is rarer are made where they are needed.
+if #others > 0 then
+  -- #include again.lua
+  -- What a settlement claimed that is sent again runs by its token. Nobody heard of it, so nobody has extended it: few that run
+  -- have an earlier end, of those that were claimed or extended since the settlement was sent first.
+  local recent, running = {}, {} -- ids; ids by tokens
+  for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
+    recent[i] = split(member)
+  end
+  for i, state in ipairs(#recent > 0 and redis.call('HMGET', r, unpack(recent)) or {}) do
+    running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = recent[i]
+  end
+  for _, other in ipairs(others) do
+    local n, id, mark, token = unpack(other)
+    local state = redis.call('HGET', r, id)
+    local found = state and state:sub(2, 7) == mark -- whether it was settled as it is to be
+    for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
+      local ending = redis.call('HGET', name, id)
+      found = found or ending and ending:sub(13, 18) == mark
+    end
+    replies[n] = {found and 1 or 0, token ~= '' and running[token] and again(running[token], token, lease)}
+  end
+end
+if #back > 0 then
+  -- #include back.lua
+end
+span = math.max(span, lease + retention)
+replies[#states + 1] = reply_now()
+replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
+return conclude(replies)

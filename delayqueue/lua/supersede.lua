@@ -11,6 +11,7 @@
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
+-- #include replace.lua
 local key, slot, by, which = ARGV[3], 's' .. ARGV[4], ARGV[5], ARGV[6]
 redis.call('HDEL', c, '')
 local id = redis.call('HGET', u, slot)
