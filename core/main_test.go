@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -20,5 +21,5 @@ func TestMain(m *testing.M) {
 		runClient()
 		return
 	}
-	redistest.Main(m)
+	redistest.Main(m, norace.Clean)
 }

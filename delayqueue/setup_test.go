@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 		chaosProcess(config) // or as one of chaos_worker_test.go
 		return
 	}
-	redistest.Main(m)
+	redistest.Main(m, norace.Clean)
 }
 
 // bench is a queue, and what its tests need around it.

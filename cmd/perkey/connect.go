@@ -22,8 +22,8 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-// awayAfter is how long Redis has to answer at first.
-const awayAfter = 1500 * time.Millisecond
+// awayAfter is how long Redis has to answer at first. Tests that are not about it change it.
+var awayAfter = 1500 * time.Millisecond
 
 // tool is what the commands share.
 type tool struct {
@@ -181,7 +181,7 @@ func (t *tool) ping(ctx context.Context) error {
 		}
 		return nil
 	case <-timer.C:
-		return &awayError{t.where, errors.New("nothing came for 1.5 s")}
+		return &awayError{t.where, fmt.Errorf("nothing came for %g s", awayAfter.Seconds())}
 	case <-ctx.Done():
 		return ctx.Err()
 	}
