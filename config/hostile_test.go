@@ -10,14 +10,10 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/perkey-go/perkey/config"
-	"github.com/perkey-go/perkey/internal/test/norace"
 )
 
 // Package strictyaml bounds what a document costs; this is what is looked for in one.
 func TestParse_HostileFiles(t *testing.T) {
-	if norace.Rerun(t) {
-		return
-	}
 	numbered := func(n int, format string) string {
 		var b strings.Builder
 		for i := range n {

@@ -17,7 +17,6 @@ import (
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -26,7 +25,7 @@ func TestMain(m *testing.M) {
 		runProcess()
 		return
 	}
-	redistest.Main(m, norace.Clean)
+	redistest.Main(m)
 }
 
 // redisOf is how a file begins that is for a Redis of the test's own.

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/perkey-go/perkey/internal/strictyaml"
-	"github.com/perkey-go/perkey/internal/test/norace"
 )
 
 // misplaced are secrets, and what must not be seen of each.
@@ -93,9 +92,6 @@ func fileWith(path, value string) string {
 // does not exist. Nothing that can be printed shows it.
 func TestProblems_ShowNoMisplacedSecret(t *testing.T) {
 	t.Parallel()
-	if norace.Rerun(t) {
-		return
-	}
 	all := paths(reflect.TypeFor[document]())
 	all = append(all, "unknown", "redis.unknown", "queues.m.unknown", "queues.m.encryption.unknown", "queues.m.encryption.keys.m.unknown", "guards.m.unknown",
 		"guards.m.on_conflict.unknown", "defaults.unknown", "asynq.m.unknown")

@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -91,9 +90,6 @@ func (q *longQueue) old(ids []string) {
 // No script takes long, whatever it is asked for and whatever is there. Each runs until it was fast enough
 // once: others use this machine too.
 func TestScripts_Longest(t *testing.T) {
-	if norace.Rerun(t) {
-		return
-	}
 	s := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: s.Addr})
 	require.NoError(t, rdb.ConfigSet(t.Context(), "slowlog-log-slower-than", "0").Err())
