@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/internal/test/mutant"
-	"github.com/perkey-go/perkey/internal/test/norace"
 )
 
 // engineMutant is a broken piece of Go, as [mutant.Mutant] describes it, with a workload.
@@ -137,9 +136,6 @@ func buildBroken(t *testing.T) (binary string) {
 
 func TestEngine_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	if norace.Rerun(t) {
-		return
-	}
 	binary := testEngineMutants(t, engineMutants)
 	for _, m := range testedMutants {
 		t.Run(m.Name, func(t *testing.T) { mutant.Run(t, binary, m.Name, m.tests) })

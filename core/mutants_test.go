@@ -18,7 +18,6 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/history"
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -212,9 +211,6 @@ const tries, getAway = 100, 30_000
 
 func TestScripts_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	if norace.Rerun(t) {
-		return
-	}
 	var caught atomic.Int64
 	t.Run("scripts", func(t *testing.T) {
 		for _, m := range mutants {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -149,9 +148,6 @@ var repartitionMutants = []mutant{
 
 func TestRepartition_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	if norace.Rerun(t) {
-		return
-	}
 	for _, m := range repartitionMutants {
 		t.Run(m.name, func(t *testing.T) {
 			env := redistest.Real(t)
@@ -183,9 +179,6 @@ func sources() map[string]string {
 const tries = 400
 
 func TestModel_MutantsAreCaught(t *testing.T) {
-	if norace.Rerun(t) {
-		return
-	}
 	var caught atomic.Int64
 	want := int64(0)
 	t.Run("scripts", func(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -207,9 +206,6 @@ var haltMutants = []mutant{
 
 func TestRepartition_MutantsOfHaltsAreCaught(t *testing.T) {
 	t.Parallel()
-	if norace.Rerun(t) {
-		return
-	}
 	for _, m := range haltMutants {
 		t.Run(m.name, func(t *testing.T) {
 			env := redistest.Real(t)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -27,7 +26,7 @@ func TestMain(m *testing.M) {
 		chaosProcess(config) // or as one of chaos_worker_test.go
 		return
 	}
-	redistest.Main(m, norace.Clean)
+	redistest.Main(m)
 }
 
 // bench is a queue, and what its tests need around it.

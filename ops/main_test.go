@@ -4,7 +4,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -13,5 +12,5 @@ func TestMain(m *testing.M) {
 		runProcess()
 		return
 	}
-	redistest.Main(m, norace.Clean)
+	redistest.Main(m)
 }

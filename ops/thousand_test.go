@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/test/norace"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -21,9 +20,6 @@ import (
 // 1,000 processes that have as much to tell as can be: 100 calls a second of 16 KiB, and 16 MiB in Redis.
 func TestBeacon_OfAThousandProcesses(t *testing.T) {
 	t.Parallel()
-	if norace.Rerun(t) {
-		return
-	}
 	const processes = 1000
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr, PoolSize: 20, ReadTimeout: 20 * time.Second})
 	recorder := ops.NewRecorder()

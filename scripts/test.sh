@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests, with the race detector but for those of the modules beside the main one (and what internal/test/norace runs), and says
-# first and last which Redis and which databases they used. Arguments go to `go test` of the main module. SLOWEST=20 lists its twenty slowest tests.
+# Runs all tests, with the race detector but for those of the modules beside the main one, and says first and last which Redis and which
+# databases they used. Arguments go to `go test` of the main module. SLOWEST=20 lists its twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,0 @@
-//go:build !race
-
-package norace
-
-const enabled = false
