@@ -53,7 +53,8 @@ func (l *Locker) InformedCalls() (n int) {
 func (l *Locker) HeardReserved(key string) bool {
 	l.waiters.mu.Lock()
 	defer l.waiters.mu.Unlock()
-	return l.waiters.reserved.of(key, time.Now())
+	_, ok := l.waiters.reserved.said[key]
+	return ok
 }
 
 // RenewalTime is when a lease is renewed.

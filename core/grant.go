@@ -33,18 +33,20 @@ type grant struct {
 	waiting atomic.Bool
 	// Another process may hold the key by the same token, so the grant cannot be handed over.
 	transferred atomic.Bool
+	asked       int32 // how long before since it was asked for, in ms
 
 	// Guarded by locker.leases.mu, except for its deadline.
 	schedule.Times
 	lease *Lease // that uses it; nil while it is being handed over
 }
 
-// newGrant makes a grant that was made now and can be trusted until deadline.
-func (l *Locker) newGrant(record, token string, limit int, fence int64, now, deadline time.Time, o *acquireOptions) *grant {
+// newGrant makes a grant that Redis made after asked, that is known now, and that can be trusted
+// until deadline.
+func (l *Locker) newGrant(record, token string, limit int, fence int64, asked, now, deadline time.Time, o *acquireOptions) *grant {
 	owner, secret := store.SplitToken(token)
 	g := &grant{
 		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,
-		since: schedule.InstantOf(now), ttl: o.ttl,
+		since: schedule.InstantOf(now), asked: int32(now.Sub(asked).Milliseconds() + 1), ttl: o.ttl,
 	}
 	if owner != l.id {
 		g.owner = new(owner)
@@ -118,6 +120,11 @@ func (g *grant) Rekeyed(from string) (token string, ok bool) {
 
 // lastFence is the fence of the present lease.
 func (g *grant) lastFence() int64 { return g.fence + int64(g.used) }
+
+// madeAfter is a time before Redis made the grant.
+func (g *grant) madeAfter() schedule.Instant {
+	return g.since - schedule.Instant(time.Duration(g.asked)*time.Millisecond)
+}
 
 // bounded reports whether the grant is for one lease only: it has a MaxHold.
 func (g *grant) bounded() bool { return g.until != 0 }

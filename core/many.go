@@ -242,7 +242,7 @@ func (m *multiAttempt) together(keys []string) error {
 		return m.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		g := l.newGrant(records[i], req.Token, o.limit, reply.Grants[i].Fence, time.Now(), trust.Until(req.Sent, req.Lease), o)
+		g := l.newGrant(records[i], req.Token, o.limit, reply.Grants[i].Fence, req.Sent, time.Now(), trust.Until(req.Sent, req.Lease), o)
 		g.waiting.Store(reply.Grants[i].Waiting)
 		if !l.leases.add(g) {
 			for _, key := range keys {

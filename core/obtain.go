@@ -98,7 +98,7 @@ func (a *attempt) tryOnce(now time.Time) error {
 	}
 	if reply.Granted {
 		now = time.Now()
-		g := l.newGrant(a.record, req.Token, a.opts.limit, reply.Fence, now, a.validity(&req), &a.opts)
+		g := l.newGrant(a.record, req.Token, a.opts.limit, reply.Fence, req.Sent, now, a.validity(&req), &a.opts)
 		if !l.leases.add(g) {
 			l.releaseLate(key, []string{req.Token})
 			return a.closed()

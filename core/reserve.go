@@ -8,6 +8,8 @@ import (
 	"maps"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 	"github.com/perkey-go/perkey/internal/reservation"
 )
@@ -67,9 +69,9 @@ type reservations struct {
 	swept time.Time
 }
 
-// A grant is handed over for MaxHandOver at most, so older messages do not matter. The message
-// can arrive a little before the grant does.
-const reservationCounts = 2 * waitqueue.MaxHandOver
+// What is said of a reservation matters to grants that were made before it. Such a grant can be
+// heard of later, if its reply takes longer, and then is handed over for MaxHandOver at most.
+const reservationCounts = store.ReplyTimeout + waitqueue.MaxHandOver
 
 // note records that key is reserved.
 func (r *reservations) note(key string, now time.Time) {
@@ -80,10 +82,10 @@ func (r *reservations) note(key string, now time.Time) {
 	r.said[key] = now
 }
 
-// of reports whether key is reserved, as far as is known.
-func (r *reservations) of(key string, now time.Time) bool {
+// since reports whether key may have been reserved since a grant that was made later than made.
+func (r *reservations) since(key string, made schedule.Instant, now time.Time) bool {
 	at, ok := r.said[key]
-	return ok && now.Sub(at) <= reservationCounts
+	return ok && schedule.InstantOf(at) >= made || made.Elapsed(now) > reservationCounts
 }
 
 // reservedBy records that key is reserved: no grant of it is handed over.

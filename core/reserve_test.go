@@ -153,6 +153,46 @@ func TestReservation_AGrantIsNotHandedOverWhileItsKeyIsReserved(t *testing.T) {
 	})
 }
 
+// The reply to a grant is late, as after a lost packet. Meanwhile a call is deferred, and another one comes.
+func TestReservation_AGrantThatIsHeardOfLateIsNotHandedOver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		var late atomic.Bool
+		made, arrives := make(chan struct{}), make(chan struct{})
+		l := hooked(t, env, hooks{script: func(_ redis.Cmder, next func() error) error {
+			err := next()
+			if err == nil && late.CompareAndSwap(true, false) {
+				close(made)
+				<-arrives
+			}
+			return err
+		}})
+		warm(t, l)
+		listening(t, l)
+
+		late.Store(true)
+		granted := make(chan *core.Lease, 1)
+		go func() {
+			lease, err := l.TryAcquire(ctx, "k")
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lease
+		}()
+		<-made
+		require.NoError(t, reserve(t, l, "k", time.Minute))
+		time.Sleep(150 * time.Millisecond)
+		fresh := waitFor(t, l, "k")
+		close(arrives)
+		require.NoError(t, (<-granted).Release(ctx))
+		first := parked(t, l, "k")
+		require.Empty(t, fresh)
+		require.NoError(t, first.Release(ctx))
+		require.NoError(t, unreserve(t, l, first))
+		require.NoError(t, (<-fresh).Release(ctx))
+	})
+}
+
 func TestReservation_AReservationEndsByItself(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()

@@ -142,7 +142,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	if !owned {
 		return lost(t.key, notOurs)
 	}
-	g := l.newGrant(a.record, t.owner, o.limit, t.first, time.Now(), trust.Until(sent, ttl), o)
+	g := l.newGrant(a.record, t.owner, o.limit, t.first, sent, time.Now(), trust.Until(sent, ttl), o)
 	g.used = int32(t.used)
 	g.waiting.Store(waiting)
 	g.transferred.Store(true)

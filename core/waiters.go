@@ -153,7 +153,7 @@ func (w *waiters) apply(q *queue, released *grant, actions []waitqueue.Action) (
 			released.used++
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
-			g := w.locker.newGrant(w.record(q), a.Token, q.Limit, a.Fence, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
+			g := w.locker.newGrant(w.record(q), a.Token, q.Limit, a.Fence, a.Asked, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
 			g.waiting.Store(a.Wanted)
 			if w.locker.leases.add(g) {
 				w.give(q, a.Call, g)
@@ -245,7 +245,7 @@ func (c *waiter) answered(req *waitqueue.Request, mark store.Mark, reply *store.
 	w.mu.Lock()
 	defer w.unlock()
 	if reply.Granted {
-		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: req.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
+		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: req.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Asked: req.Sent, Until: until}))
 	}
 	return w.apply(q, nil, q.Refused(time.Now(), &c.Call, refusal(req.Token, req.Sent, mark, reply.Standing)))
 }

@@ -8,8 +8,9 @@ import "time"
 type Grant struct {
 	Token  string
 	Fence  int64
-	Wanted bool // others wait
-	Room   bool // one more such holder fits; for readers always
+	Wanted bool      // others wait
+	Room   bool      // one more such holder fits; for readers always
+	Asked  time.Time // it was made after this
 	Until  time.Time
 }
 
@@ -41,6 +42,10 @@ func (q *Queue) GrantMessage(now, since time.Time, g Grant, ends int64) []Action
 	if q.server != 0 {
 		length = time.Duration(ends-q.server) * time.Millisecond
 	}
+	waited := max(length-q.Claim, 0)
+	if g.Asked = q.sent.Add(waited - waited/100); g.Asked.After(since) { // the server's clock was set forward
+		g.Asked = since
+	}
 	if until := q.Validity(q.sent, length); until.Before(g.Until) {
 		g.Until = until
 	}
@@ -69,7 +74,7 @@ func (q *Queue) accept(now time.Time, g Grant) {
 func (q *Queue) give(now time.Time, c *Call, g Grant) {
 	q.token = ""
 	q.dequeue(c)
-	q.act(Action{Kind: Give, Call: c, Token: g.Token, Fence: g.Fence, Until: g.Until, Wanted: g.Wanted})
+	q.act(Action{Kind: Give, Call: c, Token: g.Token, Fence: g.Fence, Asked: g.Asked, Until: g.Until, Wanted: g.Wanted})
 	q.failure, q.silent = nil, time.Time{}
 	q.asks, q.askAt = 0, time.Time{}
 	q.wanted = g.Wanted

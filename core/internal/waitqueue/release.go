@@ -80,7 +80,7 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 		q.cancel(r.Token)
 		q.askAt = time.Time{}
 	case fence != 0:
-		q.accept(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Until: q.Validity(r.Sent, q.Claim)})
+		q.accept(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Asked: r.Sent, Until: q.Validity(r.Sent, q.Claim)})
 	default:
 		q.informAll()
 		q.still = 0

@@ -61,6 +61,7 @@ type Action struct {
 	Call  *Call
 	Token string    // to Cancel, or of the grant to Give
 	Fence int64     // of that grant
+	Asked time.Time // that grant was made after this
 	Until time.Time // until when that grant is relied on
 	// Calls of other processes wait for that grant to end.
 	Wanted bool
