@@ -68,7 +68,7 @@ func main() {
 		return
 	}
 	quick := flag.Bool("quick", false, "a short run, for a first impression")
-	only := flag.String("only", "", "run only the scenarios whose names begin so")
+	only := flag.String("only", "", "run only the scenarios whose names begin with this")
 	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -164,7 +164,7 @@ func (q *rawQueue) claim(done []string, n int) (ids, payloads []string, err erro
 }
 
 // perkeyQueue keeps the queue's defaults, such as a record of what is done for
-// an hour; but for its depth, which must not end a run.
+// an hour; but for its bounds, which must not end a run.
 type perkeyQueue struct {
 	rdb    *redis.Client
 	queue  *delayqueue.Queue

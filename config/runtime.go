@@ -286,7 +286,7 @@ func (rt *Runtime) Shutdown(ctx context.Context) error {
 	}
 	stopping.Wait()
 	drained := rt.locker.Shutdown(ctx)
-	telling := rt.closeBeacon() // it has told of the others until now
+	telling := rt.closeBeacon() // it has reported the others until now
 	var closed error
 	if rt.options.client == nil {
 		// Commands that are still under way fail.

@@ -64,7 +64,7 @@ type batch struct {
 	wait time.Duration
 	// spent: the token was used before, and nothing is left of what it took.
 	spent bool
-	// What the claim tidied up: messages of dead workers that are due again, and
+	// What the claim reaped: messages of dead workers that are due again, and
 	// messages that became too old.
 	redelivered, expired int64
 	// Keys that have no messages any more, which nobody ran.

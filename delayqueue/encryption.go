@@ -50,7 +50,8 @@ type Keyring = keyring.Keyring
 // Ids, lock keys, names and principals are not hidden, but a payload is bound to them: it does not
 // open under others. Times, counters and sizes are neither hidden nor bound. With write access to Redis, messages can be
 // deleted, repeated and reordered, and an earlier payload of the same id can be restored. Queues that must not
-// run each other's messages, such as those of two prefixes, need different keys.
+// run each other's messages, such as those of two prefixes, need different keys. The Worker's log of how claims end
+// has the types of errors in place of their texts, which the [Observer] gets.
 //
 // All processes of the queue need it, with the same keys under the same ids. Once a process has used the queue with it, the
 // queue is encrypted for good. A process without it then stores and runs nothing ([ErrOtherEncryption]), after at most a

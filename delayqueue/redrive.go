@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// Redrive puts a dead letter back into the queue, under its id, at the end of its key's FIFO, due
-// at once. Its attempts and conflicts start at 0 again; its losses stay, and its cause until it has
-// another. It may be started for maxAge from now; zero is the queue's max age.
+// Redrive puts a dead letter back into the queue, under its id, due at once: at the end of its key's
+// FIFO, or at its old place if it halts the key ([WithHaltOnDeath]). Its attempts and conflicts start
+// at 0 again; its losses stay, and its cause until it has another. It may be started for maxAge from
+// now; zero is the queue's max age.
 //
 // For a message that is not a dead letter the error is [ErrNotDead], so to redrive twice is
 // harmless; for one that is not known it is [ErrNotFound]. The bounds of the queue apply:

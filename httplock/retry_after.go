@@ -21,8 +21,8 @@ const (
 	ticketRetryAfter = time.Second
 )
 
-// conflictRetryAfter is when the key may be free: after the usual time for which the route's requests hold their keys, and at the end of
-// the holder's lease at the latest, unless the holder renews it. A usual of zero is not known. Clients that were refused together are
+// conflictRetryAfter is when the key may be free: after the usual time for which the Middleware's requests hold their keys, and at the end
+// of the holder's lease at the latest, unless the holder renews it. A usual of zero is not known. Clients that were refused together are
 // spread out.
 func conflictRetryAfter(remaining, usual time.Duration) time.Duration {
 	if remaining <= 0 {
@@ -35,7 +35,7 @@ func conflictRetryAfter(remaining, usual time.Duration) time.Duration {
 	return max(minRetryAfter, backoff.Spread(after))
 }
 
-// recentHolds are for how long the latest requests of a guard held their keys in this process. It is safe for concurrent use.
+// recentHolds are for how long the latest requests of a Middleware held their keys. It is safe for concurrent use.
 type recentHolds struct {
 	minHold time.Duration // of the guard
 	count   atomic.Uint64

@@ -72,7 +72,7 @@ var (
 	queueEnded    = newQueueMetric("perkey_queue_ended_total", counter, "Messages that ended, by how, since the queue was new.", "queue", "how")
 )
 
-// What processes with a Beacon tell of themselves.
+// By the reports of processes with a Beacon.
 var (
 	fleetUp        = newFleetMetric("perkey_fleet_up", "Whether the reports of processes could be read: 1 or 0. The other metrics of processes are missing if not.")
 	fleetProcesses = newFleetMetric("perkey_fleet_processes", "Processes with a Beacon.")

@@ -237,7 +237,7 @@ func (d *distinct) add(text string) bool {
 	return true
 }
 
-// leases judges the oldest leases of each process, as it told of them.
+// leases judges the oldest leases of each process, by its report.
 func (f *findings) leases(fleet Fleet) {
 	var late []string
 	least := time.Duration(-1)

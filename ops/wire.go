@@ -16,7 +16,7 @@ import (
 	"github.com/perkey-go/perkey/internal/unixms"
 )
 
-// entry is what a process tells of itself, as JSON. A reader ignores fields that it does not know, and has the zero value
+// entry is the report of a process, as JSON. A reader ignores fields that it does not know, and has the zero value
 // of those that are missing. Times are in Unix milliseconds, durations in microseconds. In docs/protocol.md.
 type entry struct {
 	ID       string       `json:"id"`

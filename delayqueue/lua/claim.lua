@@ -1,5 +1,5 @@
 -- Claims messages that are due, for one worker and for the length of its claim
--- lease: give back the claims of dead workers → remove old dead letters → claim what is due → end what is too old. Each
+-- lease: give back the claims of dead workers → remove old dead letters → claim what is due, or end it if it is too old. Each
 -- step is bounded: if something is left, the reply says that there is something to do at once.
 --
 -- If it is sent again with the same token, after a lost reply, it returns the messages

@@ -57,7 +57,7 @@ end
 local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
-local STEPS = 20 -- how many messages a script tidies up at most, of each kind
+local STEPS = 20 -- how many messages a script reaps at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, c and k twice that, so that it is seldom told to; a long payload at least
 local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days

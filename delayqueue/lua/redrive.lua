@@ -1,5 +1,5 @@
--- Puts dead letters back into the queue, each at the end of its key's FIFO, as if
--- it were new: its attempts and conflicts start at 0 again. Its losses stay: they
+-- Puts dead letters back into the queue, each at the end of its key's FIFO, or at its old place if it
+-- halts the key, as if it were new: its attempts and conflicts start at 0 again. Its losses stay: they
 -- show that the work may have been done before.
 --
 -- KEYS, ARGV[1..3]  see common.lua and admit.lua

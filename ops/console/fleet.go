@@ -198,7 +198,7 @@ func (h *history) chart(title, unit, name string) chart {
 	return newChart(title, unit, time.Now(), h.series[name])
 }
 
-// fleet adds what processes tell.
+// fleet adds the reports of processes.
 func (h *history) fleet(v *fleetView) {
 	now, sources := time.Now(), map[string]counted{}
 	for i := range v.Processes {
