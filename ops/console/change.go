@@ -149,8 +149,8 @@ var changes = map[ops.Action]changeBody{
 	},
 	ops.ActionRedrive: {
 		Title: "Redrive", Button: "Redrive",
-		Does: "Dead letters go back into their queue, at the end of their keys' lines. They may start for 15 minutes from then.",
-		Risk: "They run again, and may have done part of their work before. If the cause is not mended, they die again.",
+		Does: "Dead letters go back into their queue, behind the other messages of their keys, or in front of them if they halt their key. They may start for 15 minutes from then.",
+		Risk: "They run again, and may have done part of their work before. If the cause is still there, they die again.",
 	},
 	ops.ActionPurge: {
 		Title: "Purge", Button: "Purge", Does: "Dead letters are removed, with their payloads.", Risk: "They cannot be brought back.",
