@@ -157,7 +157,7 @@ type defaultsSection struct {
 type queueSection struct {
 	// How long after its arrival a request may be started. Default: 15m.
 	MaxAge time.Duration `yaml:"max_age" range:"1ms..8784h"`
-	// How many requests may be queued or running, in each partition. Default: 100000, on a Cluster 4000.
+	// How many requests may be queued or running, in each partition. Default: 100000, on a Cluster 3000.
 	MaxDepth int `yaml:"max_depth" range:"1..2147483647"`
 	// How many of one key. Default: 1000.
 	MaxDepthPerKey int `yaml:"max_depth_per_key" range:"1..2147483647"`

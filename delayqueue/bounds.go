@@ -10,7 +10,7 @@ import (
 const (
 	defaultDepth = 100_000
 	// docs/scaling.md has how long a node of a Cluster stalls when a partition with so many messages moves.
-	defaultClusterDepth = 4000
+	defaultClusterDepth = 3000
 	defaultBytes        = 64 << 20
 	maxBytes            = 1 << 40
 	// What a message takes beside its payload, at most: its record, with the longest key, name

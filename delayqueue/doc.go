@@ -82,7 +82,7 @@
 //
 // # Memory
 //
-// A queue takes at most 100,000 messages in each partition, 4000 on a Cluster ([WithMaxDepth], [WithMaxDepthPerKey]), and 64 MiB of Redis, including
+// A queue takes at most 100,000 messages in each partition, 3000 on a Cluster ([WithMaxDepth], [WithMaxDepthPerKey]), and 64 MiB of Redis, including
 // dead letters and the status of messages that have ended: [WithMaxBytes], [WithMaxBytesPerKey], [WithMaxBytesPerPrincipal].
 // Beyond that jobs are refused with [ErrQueueFull], [ErrKeyFull] or [ErrPrincipalFull].
 //

@@ -21,6 +21,9 @@ const (
 	MaxInlineFull = maxInlineFull
 )
 
+// DefaultClusterDepth is the default of WithMaxDepth on a Cluster.
+const DefaultClusterDepth = defaultClusterDepth
+
 // ScriptHashes are the scripts' names as EVALSHA knows them.
 var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),

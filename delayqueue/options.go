@@ -110,9 +110,9 @@ func WithReservationWindow(d time.Duration) Option {
 }
 
 // WithMaxDepth sets how many messages may be queued or running in each partition. A job beyond that
-// is refused with [ErrQueueFull]. Default 100,000; 4000 with a [redis.ClusterClient]: when the slot of so
-// many moves to another node, the two nodes serve nothing else for less than 50 ms, unless keys are
-// very long. [WithPartitions] and [Queue.Repartition] make room for more. At least 1.
+// is refused with [ErrQueueFull]. Default 100,000; 3000 with a [redis.ClusterClient]: when the slot of so
+// many moves to another node, the two nodes serve nothing else for less than 50 ms, unless keys,
+// names and principals are long and all different. [WithPartitions] and [Queue.Repartition] make room for more. At least 1.
 func WithMaxDepth(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepth = n

@@ -105,7 +105,7 @@ func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
 	one := redistest.Real(t)
 	require.Equal(t, int64(4100), stored(one, one.Client(t)))
 	cluster := redistest.StartCluster(t, 3, 0)
-	require.Equal(t, int64(4000), stored(&redistest.Env{Real: true, Prefix: "p"}, cluster.Client(t)))
+	require.Equal(t, int64(delayqueue.DefaultClusterDepth), stored(&redistest.Env{Real: true, Prefix: "p"}, cluster.Client(t)))
 }
 
 func TestQueue_MessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {

@@ -67,12 +67,12 @@ func TestSoak(t *testing.T) {
 			})
 		}
 	}
-	// At the default bounds the pairs on the same nodes are to be quick, also if each partition is full.
+	// At the default bounds of a Cluster the pairs on the same nodes are to be quick, also if each partition is full.
 	const bar = 50 * time.Millisecond
 	for name, load := range map[string]parkedLoad{
-		"256 MiB in 25 partitions":        {messages: 108_000, payload: 2700, partitions: 25, p99: bar},
+		"256 MiB in 33 partitions":        {messages: 108_000, payload: 2700, partitions: 33, p99: bar},
 		"as many as a partition takes":    {messages: 5000, p99: bar},
-		"all of it long and coalescing":   {messages: 5000, names: 64, p99: bar},
+		"all of it long and coalescing":   {messages: 5000, names: 64, p99: 2 * bar},
 		"the longest keys and principals": {messages: 5000, names: 512},
 		"few large":                       {messages: 51 << 20 / (64 << 10), payload: 64 << 10, p99: bar},
 	} {
@@ -81,7 +81,7 @@ func TestSoak(t *testing.T) {
 			took := load.stall(t)
 			t.Logf("two nodes compute for %s", took)
 			if load.p99 > 0 {
-				assert.LessOrEqual(t, took, load.p99)
+				assert.LessOrEqual(t, took, bar)
 			}
 		})
 		t.Run("resharded at the default bounds, "+name, func(t *testing.T) { load.test(t) })
@@ -237,7 +237,7 @@ func (l parkedLoad) stall(t *testing.T) (shortest time.Duration) {
 	}
 	b := setup(t, redistest.Real(t))
 	b.rdb = nodes[0].Client
-	b.queue = b.newQueue(b.rdb, delayqueue.WithMaxDepthPerKey(1<<22))
+	b.queue = b.newQueue(b.rdb, delayqueue.WithMaxDepth(delayqueue.DefaultClusterDepth), delayqueue.WithMaxDepthPerKey(1<<22))
 	l.park(b)
 	size := map[string]int64{}
 	var keys []string
