@@ -269,23 +269,28 @@ func (a *account) checkExclusion(runs []*run) {
 }
 
 // checkReservation: a fresh call that asked after a deferral was told got the key after
-// that message's end.
+// that message's end, or while the key's head waited for its next attempt, because its worker had lost the lease.
 func (a *account) checkReservation(messages []*sent, byID map[string][]*run, fresh []*run) {
-	parked := map[string][]*sent{}
+	parked, ended := map[string][]*sent{}, map[string][]*run{}
 	for _, m := range messages {
 		if m.deferred > 0 {
 			parked[m.key] = append(parked[m.key], m)
 		}
+		for _, r := range byID[m.id] {
+			if r.end > 0 {
+				ended[m.key] = append(ended[m.key], r)
+			}
+		}
 	}
 	for _, f := range fresh {
 		checked := false
+		lost := lostItsLease(ended[f.Key], f.At)
 		for _, m := range parked[f.Key] {
-			if m.deferred >= f.asked || f.asked == 0 {
+			if m.deferred >= f.asked || f.asked == 0 || lost {
 				continue
 			}
 			checked = true
-			runs := byID[m.id]
-			ran := slices.ContainsFunc(runs, func(r *run) bool { return r.end > 0 && r.end < f.At })
+			ran := slices.ContainsFunc(byID[m.id], func(r *run) bool { return r.end > 0 && r.end < f.At })
 			if !ran && !strings.Contains("expired cancelled", string(m.status.State)) {
 				a.violate("key %s: a fresh call overtook message %s, told %.3f ms before it asked", f.Key, m.id, float64(f.asked-m.deferred)/1e6)
 			}
@@ -293,6 +298,46 @@ func (a *account) checkReservation(messages []*sent, byID map[string][]*run, fre
 		if checked {
 			a.overtaking++
 		}
+	}
+}
+
+// lostItsLease reports whether the last of a key's runs that ended before then did so without its lease.
+func lostItsLease(ended []*run, then int64) bool {
+	last := &run{}
+	for _, r := range ended {
+		if r.end < then && r.end > last.end {
+			last = r
+		}
+	}
+	return last.how == interrupted || last.outcome == string(delayqueue.OutcomeRetry) && last.how == ""
+}
+
+func TestAccount_FreshCallsAndParkedOnes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		runs  []*run // of the key's head, and of the parked message
+		asked int64
+		wrong bool
+	}{
+		"after the parked one":                        {[]*run{{event: event{ID: "head", At: 1}, end: 2}, {event: event{ID: "parked", At: 12}, end: 13}}, 14, false},
+		"it asked before the deferral was told":       {nil, 9, false},
+		"before the parked one":                       {[]*run{{event: event{ID: "head", At: 1}, end: 2}}, 14, true},
+		"after a run of the parked one that is lost":  {[]*run{{event: event{ID: "parked", At: 12}, end: 13, how: interrupted}}, 14, false},
+		"while the head waits, its lease was lost":    {[]*run{{event: event{ID: "head", At: 11}, end: 12, how: interrupted}}, 14, false},
+		"while the head waits, its release came late": {[]*run{{event: event{ID: "head", At: 11}, end: 12, outcome: "retry"}}, 14, false},
+		"after the head's next attempt": {[]*run{
+			{event: event{ID: "head", At: 1}, end: 2, how: interrupted}, {event: event{ID: "head", At: 11}, end: 12, outcome: "done"},
+		}, 14, true},
+	} {
+		byID := map[string][]*run{}
+		for _, r := range c.runs {
+			byID[r.ID] = append(byID[r.ID], r)
+		}
+		a, parked := &account{}, &sent{id: "parked", key: "k", deferred: 10}
+		parked.status.State = delayqueue.StateDone
+		a.checkReservation([]*sent{{id: "head", key: "k"}, parked}, byID,
+			[]*run{{event: event{Key: "k", At: c.asked + 2}, asked: c.asked}})
+		require.Equal(t, c.wrong, len(a.violations) > 0, "%s: %v", name, a.violations)
 	}
 }
 

@@ -113,6 +113,9 @@ func (j *journal) inside(ctx context.Context, kind string, e event) bool {
 	return true
 }
 
+// interrupted is how a run ends whose claim or lease has ended.
+const interrupted = "interrupted"
+
 // What the handler of a message is to do, by its name.
 const (
 	nameWork   = "work"
@@ -151,7 +154,7 @@ func (c chaosConfig) handler(j *journal) delayqueue.Handler {
 		for until := time.Now().Add(work); time.Now().Before(until); {
 			time.Sleep(min(time.Until(until), 10*time.Millisecond))
 			if !j.inside(ctx, eventAlive, e) {
-				end("interrupted")
+				end(interrupted)
 				return context.Cause(ctx)
 			}
 		}
