@@ -149,7 +149,7 @@ func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttem
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
 		a.checkExclusion(byKey[key])
 	}
-	a.checkReservation(messages, byID, fresh)
+	a.checkReservation(messages, byID, events, fresh)
 }
 
 // checkMessage: it ended once, and each of its runs after the first has a reason that
@@ -268,24 +268,36 @@ func (a *account) checkExclusion(runs []*run) {
 	}
 }
 
-// checkReservation: a fresh call that asked after a deferral was told got the key after
-// that message's end.
-func (a *account) checkReservation(messages []*sent, byID map[string][]*run, fresh []*run) {
-	parked := map[string][]*sent{}
+// checkReservation: a fresh call that asked after a deferral was told got the key after that message's end, or while the key's
+// head waited for its next attempt, since its worker had lost the lease.
+func (a *account) checkReservation(messages []*sent, byID map[string][]*run, events []event, fresh []*run) {
+	parked, ran, lost := map[string][]*sent{}, map[string][]*run{}, map[string][]int64{}
 	for _, m := range messages {
 		if m.deferred > 0 {
 			parked[m.key] = append(parked[m.key], m)
 		}
+		ran[m.key] = append(ran[m.key], byID[m.id]...)
+	}
+	for _, e := range events {
+		if e.Kind == eventLost || e.Kind == eventEnd && e.Text == interrupted {
+			lost[e.Key] = append(lost[e.Key], e.At)
+		}
 	}
 	for _, f := range fresh {
+		before := int64(0) // the last run began, of those that began before
+		for _, r := range ran[f.Key] {
+			if r.At < f.At {
+				before = max(before, r.At)
+			}
+		}
+		waits := slices.ContainsFunc(lost[f.Key], func(at int64) bool { return before < at && at < f.At })
 		checked := false
 		for _, m := range parked[f.Key] {
-			if m.deferred >= f.asked || f.asked == 0 {
+			if m.deferred >= f.asked || f.asked == 0 || waits {
 				continue
 			}
 			checked = true
-			runs := byID[m.id]
-			ran := slices.ContainsFunc(runs, func(r *run) bool { return r.end > 0 && r.end < f.At })
+			ran := slices.ContainsFunc(byID[m.id], func(r *run) bool { return r.end > 0 && r.end < f.At })
 			if !ran && !strings.Contains("expired cancelled", string(m.status.State)) {
 				a.violate("key %s: a fresh call overtook message %s, told %.3f ms before it asked", f.Key, m.id, float64(f.asked-m.deferred)/1e6)
 			}
@@ -293,6 +305,34 @@ func (a *account) checkReservation(messages []*sent, byID map[string][]*run, fre
 		if checked {
 			a.overtaking++
 		}
+	}
+}
+
+func TestAccount_FreshCallsAndParkedOnes(t *testing.T) {
+	t.Parallel()
+	at := func(id string, start, end int64) *run { return &run{event: event{ID: id, At: start}, end: end} }
+	for name, c := range map[string]struct {
+		runs  []*run // of the key's head, and of the parked message
+		lost  int64  // when a lease was
+		asked int64
+		wrong bool
+	}{
+		"after the parked one":                     {[]*run{at("head", 1, 2), at("parked", 12, 13)}, 0, 14, false},
+		"it asked before the deferral was told":    {nil, 0, 9, false},
+		"before the parked one":                    {[]*run{at("head", 1, 2)}, 0, 14, true},
+		"while the head waits, its lease was lost": {[]*run{at("head", 11, 0)}, 12, 14, false},
+		"after the head's next attempt":            {[]*run{at("head", 1, 0), at("head", 11, 12)}, 2, 14, true},
+		"before a lease was lost":                  {[]*run{at("head", 11, 12)}, 17, 14, true},
+	} {
+		byID := map[string][]*run{}
+		for _, r := range c.runs {
+			byID[r.ID] = append(byID[r.ID], r)
+		}
+		a, parked := &account{}, &sent{id: "parked", key: "k", deferred: 10}
+		parked.status.State = delayqueue.StateDone
+		a.checkReservation([]*sent{{id: "head", key: "k"}, parked}, byID, []event{{Kind: eventLost, Key: "k", At: c.lost}},
+			[]*run{{event: event{Key: "k", At: c.asked + 2}, asked: c.asked}})
+		require.Equal(t, c.wrong, len(a.violations) > 0, "%s: %v", name, a.violations)
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
-
-	"github.com/perkey-go/perkey/internal/backoff"
 )
 
 const (
@@ -106,8 +104,8 @@ func (w *Worker) isAlone(c *claim) (refused *outcome) {
 	held, err := c.partition.extendFor(c.ctx, w.queue.rdb, w.lease, true, []*claim{c})
 	switch {
 	case err != nil:
-		refused = w.notRun(err)
-		refused.delay = backoff.Spread(lockPause)
+		refused = new(unreachable(c, err))
+		refused.last = true
 	case !held[0]:
 		refused = w.notRun(ErrClaimLost)
 	}

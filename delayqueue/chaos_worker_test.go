@@ -54,8 +54,8 @@ func (c chaosConfig) queue(rdb redis.UniversalClient) (*delayqueue.Queue, error)
 		delayqueue.WithMaxAttempts(c.MaxAttempts), delayqueue.WithMaxDepth(100_000), delayqueue.WithMaxDepthPerKey(100_000))
 }
 
-func (c chaosConfig) locker(rdb redis.UniversalClient) (*core.Locker, error) {
-	return core.New(rdb, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))
+func (c chaosConfig) locker(rdb redis.UniversalClient, opts ...core.Option) (*core.Locker, error) {
+	return core.New(rdb, append(opts, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))...)
 }
 
 // event is a line in the file of a process. What was written survives its death.
@@ -78,6 +78,7 @@ const (
 	eventEnd     = "end"     // its handler returned
 	eventSettled = "settled" // its claim came to its end
 	eventFresh   = "fresh"   // a fresh call has the key
+	eventLost    = "lost"    // a lease of the key was lost
 )
 
 type journal struct {
@@ -102,6 +103,16 @@ func (j *journal) OnSettled(_ context.Context, s delayqueue.Settled) {
 	j.write(event{Kind: eventSettled, ID: s.Message.ID, Attempt: s.Message.Attempt, At: history.Now(), Text: string(s.Outcome)})
 }
 
+// losses tells a journal of lost leases.
+type losses struct {
+	core.NopObserver
+	j *journal
+}
+
+func (l losses) OnLost(_ context.Context, e core.Lost) {
+	l.j.write(event{Kind: eventLost, Key: e.Key, At: history.Now()})
+}
+
 // inside says that a run goes on, if its ctx lives. The time is taken first: until then
 // nobody else may have had the key.
 func (j *journal) inside(ctx context.Context, kind string, e event) bool {
@@ -112,6 +123,9 @@ func (j *journal) inside(ctx context.Context, kind string, e event) bool {
 	j.write(e)
 	return true
 }
+
+// interrupted is how a run ends whose claim or lease has ended.
+const interrupted = "interrupted"
 
 // What the handler of a message is to do, by its name.
 const (
@@ -151,7 +165,7 @@ func (c chaosConfig) handler(j *journal) delayqueue.Handler {
 		for until := time.Now().Add(work); time.Now().Before(until); {
 			time.Sleep(min(time.Until(until), 10*time.Millisecond))
 			if !j.inside(ctx, eventAlive, e) {
-				end("interrupted")
+				end(interrupted)
 				return context.Cause(ctx)
 			}
 		}
@@ -187,9 +201,9 @@ func chaosProcess(text string) {
 	if c.Locks != "" {
 		locks = redis.NewClient(&redis.Options{Addr: c.Locks})
 	}
-	locker, err := c.locker(locks)
-	must(err)
 	j := &journal{file: file, process: c.Process}
+	locker, err := c.locker(locks, core.WithObserver(losses{j: j}))
+	must(err)
 	w, err := delayqueue.NewWorker(q, locker, c.handler(j), delayqueue.WithObserver(j), delayqueue.WithClaimLease(c.Lease),
 		delayqueue.WithConcurrency(c.Concurrency), delayqueue.WithRetryBackoff(time.Millisecond, 10*time.Millisecond),
 		delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond),

@@ -13,8 +13,8 @@ import (
 	"github.com/perkey-go/perkey/internal/backoff"
 )
 
-// lockPause is how long a message waits if the locks could not be reached.
-const lockPause = time.Second
+// unreachablePause is how long a message waits at most if Redis could not be reached.
+const unreachablePause = time.Second
 
 var errTooOld = errors.New("delayqueue: the message became too old before it could be started")
 
@@ -106,8 +106,14 @@ func (w *Worker) classifyLock(c *claim, err error) outcome {
 	case errors.Is(context.Cause(c.ctx), ErrStopped):
 		return outcome{kind: OutcomeReturned, err: ErrStopped}
 	default:
-		return outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)}
+		return unreachable(c, err)
 	}
+}
+
+// unreachable is the outcome of a message that could not be run since Redis did not answer. It waits
+// for a moment, and for its key, which stays reserved: it is to run next.
+func unreachable(c *claim, err error) outcome {
+	return outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(unreachablePause), awaitsKey: c.message.Key != ""}
 }
 
 // classify decides about a message whose handler returned err. lost is not nil if the key's lease

@@ -122,6 +122,41 @@ func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
 	})
 }
 
+// A worker that cannot reach the locks puts its message off. The key stays reserved meanwhile, also
+// when it is announced to be free.
+func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		rdb := env.Client(t)
+		var sick atomic.Bool
+		sick.Store(true)
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if args := cmd.Args(); sick.Load() && redistest.IsScript(cmd) && args[4] != "" { // a token
+				cmd.SetErr(errors.New("i/o timeout"))
+				return cmd.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = locker.Close() }()
+		b.locker = locker
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		seen := newEvents()
+		b.start((&ran{}).handle, delayqueue.WithObserver(seen))
+		require.Equal(t, delayqueue.OutcomeReturned, next(t, seen.settled).Outcome)
+		require.NoError(t, lease.Release(t.Context()))
+		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			_, err := b.other.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict, "a fresh call has the key before the parked one")
+		}
+		sick.Store(false)
+		b.reaches(id, delayqueue.StateDone)
+		b.isNotReserved("k")
+	})
+}
+
 // Nobody listens while the last message of a key is cancelled: between two workers, or
 // while the subscription is down.
 func TestReservation_AKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/keyring"
 )
 
@@ -46,7 +45,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 	}
 	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
 	case err != nil:
-		return w.settle(c, outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+		return w.settle(c, unreachable(c, err))
 	case older == olderHalt:
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errHalted, delay: haltPause, awaitsKey: true})
 	case older != olderNone:
@@ -95,7 +94,7 @@ const haltPause = time.Minute
 // carryOver moves a claimed message to a newer partition.
 func (w *Worker) carryOver(c *claim) (next *claim) {
 	if err := w.queue.carryOver(w.ctx, c); err != nil {
-		return w.settle(c, outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+		return w.settle(c, unreachable(c, err))
 	}
 	return w.settle(c, outcome{kind: OutcomeReturned, moved: true})
 }
