@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 
@@ -67,15 +66,21 @@ func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
 }
 
 // At most one message that a newer one may replace stays for each key, name and principal, also while the number of partitions
-// changes. Two processes can be involved, and each takes its own step before it checks for the other's: the process that stores
-// the newer message, in the newest partition, then ends the older one in a closed partition; and a worker that gives the older
-// one back there, after it ran meanwhile, then looks for a newer one. The newer message is stored first, so it is never
-// lost; if a process dies between its two steps, both messages stay.
+// changes. A newer one is in a newer generation, or further behind in the same one, by these steps, each of one script:
+//
+//   - A new message is stored in the newest generation; then its process ends those that it replaces in older ones. The worker
+//     that is to run it does that once more before it looks for older messages of the key: the process may have died, or be slow.
+//   - A worker that gives one back in a closed partition then looks for a newer one.
+//   - One that is carried over goes from one generation to the next, and ends in the first that has a newer one, closed or not.
+//     So none comes to be behind a newer one.
+//
+// Whoever looks into several generations begins with the oldest: meanwhile, messages only move to newer ones. A newer message is stored
+// before the older one ends, so it is never lost. Two stay if a process dies, or cannot reach Redis, between two of its steps.
 
-// supersede has a closed partition end the message that a newer one replaces, with the id by, if no handler was given it: the one
-// with this id, or if that is "" whichever may be replaced. It returns the id that it found. With by "" it only looks.
-func (p *partition) supersede(ctx context.Context, key, about, by, id string) (found string, err error) {
-	reply, err := p.change(ctx, supersedeScript, nil, key, about, by, id)
+// supersede has a closed partition end what a newer message like m replaces, with the id by, if no handler was given it: the one
+// with this id, or if that is "" whichever may be replaced. With by "" it only looks, and returns the id of the newest one.
+func (p *partition) supersede(ctx context.Context, m Message, by, id string) (newest string, err error) {
+	reply, err := p.change(ctx, supersedeScript, nil, m.Key, about(m.Key, m.Name, m.Principal), by, id)
 	if err == nil && len(reply) != 2 {
 		err = luascript.ErrReply
 	}
@@ -85,43 +90,42 @@ func (p *partition) supersede(ctx context.Context, key, about, by, id string) (f
 	if reply[1] == int64(1) {
 		p.drained.Store(true)
 	}
-	found, _ = reply[0].(string)
-	return found, nil
+	newest, _ = reply[0].(string)
+	return newest, nil
 }
 
 // supersedeOlder ends what a job that was stored replaces in older generations.
 func (q *Queue) supersedeOlder(ctx context.Context, job Job, older []generation) {
+	like := Message{Key: job.Key, Name: job.Name, Principal: job.Principal}
 	for _, g := range older {
 		if p := partitionOf(g.partitions, job.Key, ""); !p.drained.Load() {
-			if _, err := p.supersede(ctx, job.Key, about(job.Key, job.Name, job.Principal), job.ID, ""); err != nil {
+			if _, err := p.supersede(ctx, like, job.ID, ""); err != nil {
 				slog.Debug("delayqueue: an older job stays beside the one that replaces it", slog.Any("error", err))
 			}
 		}
 	}
 }
 
-// supersedeBy ends a message in p if a newer one that replaces it is in one of the generations.
-func (q *Queue) supersedeBy(ctx context.Context, p *partition, m Message, others []generation) error {
-	about := about(m.Key, m.Name, m.Principal)
-	for _, g := range slices.Backward(others) {
-		by, err := partitionOf(g.partitions, m.Key, "").supersede(ctx, m.Key, about, "", "")
+// supersedeReturned ends a message that was given back in a closed partition if a newer one came meanwhile that replaces it.
+func (w *Worker) supersedeReturned(c *claim) {
+	m, err := w.queue.stable(w.ctx, "supersede")
+	if err == nil {
+		err = c.supersedeBy(w.ctx, m.between(c.partition.generation, math.MaxInt))
+	}
+	if err != nil {
+		w.log.Debug("delayqueue: a message stays beside the one that replaces it", slog.Any("error", err))
+	}
+}
+
+func (c *claim) supersedeBy(ctx context.Context, newer []generation) error {
+	for _, g := range newer {
+		by, err := partitionOf(g.partitions, c.message.Key, "").supersede(ctx, c.message, "", "")
 		if err == nil && by != "" {
-			_, err = p.supersede(ctx, m.Key, about, by, m.ID)
+			_, err = c.partition.supersede(ctx, c.message, by, c.message.ID)
 		}
 		if err != nil || by != "" {
 			return err
 		}
 	}
 	return nil
-}
-
-// supersedeReturned ends a message that was given back in a closed partition if a newer one came meanwhile that replaces it.
-func (w *Worker) supersedeReturned(c *claim) {
-	m, err := w.queue.stable(w.ctx, "supersede")
-	if err == nil {
-		err = w.queue.supersedeBy(w.ctx, c.partition, c.message, m.between(c.partition.generation, math.MaxInt))
-	}
-	if err != nil {
-		w.log.Debug("delayqueue: a message stays beside the one that replaces it", slog.Any("error", err))
-	}
 }

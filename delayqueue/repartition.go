@@ -19,7 +19,8 @@ import (
 // in the old partitions, including dead letters and the status of messages that have ended. Until
 // then an Enqueue with an ID of the caller's takes one more round trip for each older generation of
 // partitions. As long as an older one has queued or running messages, or halted keys, each turn
-// with a key and each Enqueue with Coalesce takes one more too. [Stats].OlderPartitions tells.
+// with a key and each Enqueue with Coalesce takes one more too, and each message that was enqueued
+// with Coalesce two. [Stats].OlderPartitions tells.
 //
 // n is 1 to 1024, else the error is [ErrInvalidArgument]. If the queue has n partitions already,
 // nothing changes. While the partitions of seven older generations still hold something, the error
@@ -177,24 +178,29 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 }
 
 // olderHas returns what an older generation has of a message's key that keeps the message from
-// being run.
-func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (int64, error) {
-	if key == "" || p.generation == 1 {
+// being run. What the message replaces there it ends first.
+func (q *Queue) olderHas(ctx context.Context, p *partition, m Message) (int64, error) {
+	if m.Key == "" || p.generation == 1 {
 		return olderNone, nil
 	}
-	m := q.manifest.Load()
-	if m == nil { // refused meanwhile
+	now := q.manifest.Load()
+	if now == nil { // refused meanwhile
 		return olderMessages, nil
 	}
-	for i, g := range m.generations {
+	for i, g := range now.generations {
 		if g.number >= p.generation {
 			break
 		}
-		older := partitionOf(g.partitions, key, "")
+		older := partitionOf(g.partitions, m.Key, "")
 		if older.drained.Load() {
 			continue
 		}
-		left, err := readLeft(older.call(ctx, closeScript, m.generations[i+1].String(), key), 1)
+		if m.coalesces {
+			if _, err := older.supersede(ctx, m, m.ID, ""); err != nil {
+				return olderNone, err
+			}
+		}
+		left, err := readLeft(older.call(ctx, closeScript, now.generations[i+1].String(), m.Key), 1)
 		if err != nil {
 			return olderNone, redisError(ctx, "look into older partitions", err)
 		}
@@ -222,11 +228,7 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 			if last = p; p.generation <= from.generation {
 				continue
 			}
-			stored, err := p.adopt(ctx, op, m, time.Until(c.startBy))
-			if stored && m.coalesces { // it is older than what came to the generations between
-				err = q.supersedeBy(ctx, p, m, now.between(from.generation, p.generation))
-			}
-			if stored || err != nil {
+			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy)); stored || err != nil {
 				return err
 			}
 		}
@@ -238,7 +240,8 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 }
 
 // adopt stores a message that is carried over from a closed partition, and may be started for so
-// long, unless it is stored here already. It reports false if this partition is closed too.
+// long, unless it is stored here already. It ends if it coalesces and a newer one is here. It
+// reports false if this partition is closed too, and no newer one is here.
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	flag := "-"

@@ -63,19 +63,21 @@ func (s *saves) worker(hooks ...redis.Hook) {
 	}
 	locker, err := core.New(rdb, core.WithPrefix(s.prefix))
 	require.NoError(s.t, err)
-	w, err := NewWorker(s.queue(), locker, func(_ context.Context, m Message) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.runs++
-		s.all[m.ID].ran = s.runs
-		return nil
-	}, WithConflictBackoff(30*time.Second, 30*time.Second), WithLogger(slog.New(slog.DiscardHandler)))
+	w, err := NewWorker(s.queue(), locker, s.handle, WithConflictBackoff(30*time.Second, 30*time.Second), WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(s.t, err)
 	require.NoError(s.t, w.Start())
 	s.t.Cleanup(func() {
 		_ = w.Stop(context.Background())
 		_ = locker.Close()
 	})
+}
+
+func (s *saves) handle(_ context.Context, m Message) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.runs++
+	s.all[m.ID].ran = s.runs
+	return nil
 }
 
 // save enqueues a job, and reports whether that was acknowledged.
@@ -385,6 +387,8 @@ var coalesceMutants = []mutant{
 	{"what is older stays", "supersede", "  discard(old.id, key, old.rec, 's', by)\n", ""},
 	{"what is older is cancelled", "supersede", "discard(old.id, key, old.rec, 's', by)", "discard(old.id, key, old.rec, 'c')"},
 	{"what is carried over stays beside what is newer", "enqueue", "    if newer then\n", "    if false then\n"},
+	{"what is carried over passes what is newer", "enqueue", "why = closed and not newer and 'closed'", "why = closed and 'closed'"},
+	{"what runs is not newer", "enqueue", "redis.call('HGET', u, slot) or '', id_at(head, key)", "redis.call('HGET', u, slot) or ''"},
 	{"what is carried over is not known", "enqueue", "    if how.slot and not newer then\n", "    if how.slot and not how.tries then\n"},
 	{"what is carried over is not replaced", "enqueue", "header = '1' .. flag .. '-'", "header = '1' .. (tries and '-' or flag) .. '-'"},
 }
@@ -395,12 +399,15 @@ func TestRepartition_MutantsOfCoalescingAreCaught(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			env := redistest.Real(t)
 			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			for i := range 10 {
+			for i := range newerNever + len(histories) + 5 {
 				var err error
-				if seed := rand.Uint64N(1e9); i <= newerNever {
+				switch n := i - newerNever - 1; {
+				case n < 0:
 					err = carriesOver(t, env, i, hook)
-				} else {
-					err = coalescings(t, env, seed, hook)
+				case n < len(histories):
+					err = inEveryOrder(t, env, n, hook)
+				default:
+					err = coalescings(t, env, rand.Uint64N(1e9), hook)
 				}
 				if err != nil {
 					require.ErrorIs(t, err, errHistory)

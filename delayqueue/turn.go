@@ -43,13 +43,8 @@ func (w *Worker) take(c *claim) (next *claim) {
 	if c.partition.joinedLate(c.message) {
 		return w.carryOver(c)
 	}
-	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
-	case err != nil:
-		return w.settle(c, unreachable(c, err))
-	case older == olderHalt:
-		return w.settle(c, outcome{kind: OutcomeConflict, err: errHalted, delay: haltPause, awaitsKey: true})
-	case older != olderNone:
-		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
+	if refused := w.awaitsOlder(c); refused != nil {
+		return w.settle(c, *refused)
 	}
 	if refused := w.mayRun(c); refused != nil {
 		return w.settle(c, *refused)
@@ -79,7 +74,25 @@ func (w *Worker) take(c *claim) (next *claim) {
 			t.reconsider(c)
 			return next
 		}
+		if c.message.coalesces { // what it replaces may be delayed
+			if refused := w.awaitsOlder(c); refused != nil {
+				return t.over(c, *refused)
+			}
+		}
 	}
+}
+
+// awaitsOlder returns nil, or the outcome of a message whose key has something in an older generation that goes before it.
+func (w *Worker) awaitsOlder(c *claim) (refused *outcome) {
+	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message); {
+	case err != nil:
+		return new(unreachable(c, err))
+	case older == olderHalt:
+		return &outcome{kind: OutcomeConflict, err: errHalted, delay: haltPause, awaitsKey: true}
+	case older != olderNone:
+		return &outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true}
+	}
+	return nil
 }
 
 var (

@@ -116,7 +116,7 @@ added[m], added[z] = records, looks
 for _, how in ipairs(hows) do
   local plain, at, stored = not (how.named or how.slot or how.tries), how.due and text(how.due) or NOW, 0
   for i = how.first, how.last do
-    local id, body, why = ARGV[IDS + i], ARGV[TEXTS + i], known[i] or closed and 'closed'
+    local id, body, why = ARGV[IDS + i], ARGV[TEXTS + i], known[i] or closed and not how.tries and 'closed'
     local size = plain and not bodies[id] and message_size(HEADER + #body, id, '', '', '')
     if why then
       replies[#replies + 1], replies[#replies + 2] = i, why
@@ -151,8 +151,8 @@ for j = 1, #others, 2 do
   local key, principal, slot, size = read_job(how, id, body)
   local old, newer, why
   if how.tries then
-    newer = how.slot and redis.call('HGET', u, slot)
-    newer = newer and redis.call('HEXISTS', m, newer) == 1 and newer
+    newer = how.slot and newest(slot, key)
+    why = closed and not newer and 'closed'
     full(key, principal, 0, 0) -- which counts: there is room for what was stored long ago
   else
     old = how.slot and replaceable(slot, key)

@@ -6,8 +6,8 @@
 -- ARGV[4]  its record from the lengths on, without the payload
 -- ARGV[5]  id of the newer message; '' to change nothing
 -- ARGV[6]  id of the message to end if a newer one may replace it, or '' for any that may be replaced
--- returns  {id of the message that a newer one would replace, '' if there is none; 1 when this
---           is closed, no message is queued or runs here and no key is halted, else 0}
+-- returns  {without ARGV[5] the id of the newest message, or ''; 1 when this is closed, no message is queued or runs here and no
+--           key is halted, else 0}
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
@@ -20,6 +20,6 @@ if old then
   discard(old.id, key, old.rec, 's', by)
 end
 tidy()
-local found = id and redis.call('HEXISTS', m, id) == 1 and id or ''
+local found = by == '' and newest(slot, key) or ''
 local open = redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h)
 return conclude({found, closed and open == 0 and 1 or 0})
