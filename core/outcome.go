@@ -33,8 +33,8 @@ const (
 	OutcomeClosed OutcomeKind = "closed"
 	// OutcomeError: the call failed in another way. Its key, an option or its token is
 	// invalid, its token's lease was lost, it ended with [ErrUpgrade], or its policy or
-	// Call.BeforeWait failed or panicked. A policy's error is of this kind whatever it
-	// wraps, unless it is the error of the caller's ctx.
+	// Call.BeforeWait failed or panicked. Their errors are of this kind whatever they wrap, unless
+	// they are the error of the caller's ctx, or wrap [ErrConflict], which is OutcomeConflict.
 	OutcomeError OutcomeKind = "error"
 )
 
@@ -106,7 +106,7 @@ func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
 			return OutcomeDeadline
 		}
 		return OutcomeCancelled
-	case known != "":
+	case known != "" && !errors.Is(err, ErrConflict):
 		return known
 	case errors.Is(err, ErrDeferred):
 		return OutcomeDeferred

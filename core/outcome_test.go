@@ -87,6 +87,8 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") }),
 		}, isHeld(false))
 		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld(false))
+		each("BeforeWait's refusal", core.OutcomeConflict, []string{"Guard.Do"}, unbounded,
+			entered{key: "held", policy: untilGranted, beforeWait: fmt.Errorf("%w, and %w", broken, core.ErrConflict)}, isHeld(false))
 
 		notAsked := func(t *testing.T, e core.Outcome) {
 			require.Zero(t, e.Attempts)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -70,32 +71,16 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 
 func (p *partition) enqueue(batch []*enqueueing) {
 	ctx := context.Background()
-	var reply []any
-	err := p.checkLayout(ctx, "enqueue")
-	if err == nil {
-		var long []string
-		args := make([]any, 0, 4+2*len(batch))
-		args = append(args, p.queue.admission, len(batch))
-		for _, e := range batch {
-			args = append(args, e.id)
-			if e.long != nil {
-				long = append(long, e.job.ID)
-			}
+	now, unclaimed, exceptions, err := p.send(ctx, batch, false)
+	gone := false
+	if err == nil && unclaimed < 0 { // nothing was ever stored here, or Redis has lost it, and perhaps the manifest that this process knows
+		var m *manifest
+		if m, err = p.queue.reread(ctx, "enqueue"); err == nil {
+			gone = !slices.Contains(m.current().partitions, p)
 		}
-		for _, e := range batch {
-			args = append(args, e.text)
+		if err == nil && !gone {
+			now, unclaimed, exceptions, err = p.send(ctx, batch, true)
 		}
-		args = appendHows(args, batch)
-		for _, e := range batch {
-			if e.long != nil {
-				args = append(args, e.long)
-			}
-		}
-		reply, err = p.change(ctx, enqueueScript, long, args...)
-	}
-	now, unclaimed, exceptions, err := p.readEnqueued(len(batch), reply, err)
-	if err != nil {
-		err = redisError(ctx, "enqueue", err)
 	}
 	parked, closed := false, false
 	for i, e := range batch {
@@ -103,6 +88,8 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		switch {
 		case err != nil:
 			e.err = err
+		case gone:
+			e.err, closed = errClosed, true
 		case exception:
 			e.err = e.answered(p.queue, word)
 			closed = closed || errors.Is(e.err, errClosed)
@@ -118,6 +105,45 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		}
 		p.queue.noteClaim(p, unclaimed, parked)
 	}
+}
+
+// send sends a batch to enqueue.lua. Unless the caller is sure that the partition is where new messages belong, it may refuse all: then unclaimed is
+// negative.
+func (p *partition) send(ctx context.Context, batch []*enqueueing, sure bool) (now time.Time, unclaimed time.Duration, exceptions map[int]string, err error) {
+	if err := p.checkLayout(ctx, "enqueue"); err != nil {
+		return now, 0, nil, redisError(ctx, "enqueue", err)
+	}
+	var long []string
+	args := make([]any, 0, 5+2*len(batch))
+	args = append(args, p.queue.admission, howMany(len(batch), sure))
+	for _, e := range batch {
+		args = append(args, e.id)
+		if e.long != nil {
+			long = append(long, e.job.ID)
+		}
+	}
+	for _, e := range batch {
+		args = append(args, e.text)
+	}
+	args = appendHows(args, batch)
+	for _, e := range batch {
+		if e.long != nil {
+			args = append(args, e.long)
+		}
+	}
+	reply, err := p.change(ctx, enqueueScript, long, args...)
+	if now, unclaimed, exceptions, err = p.readEnqueued(len(batch), reply, err); err != nil {
+		err = redisError(ctx, "enqueue", err)
+	}
+	return now, unclaimed, exceptions, err
+}
+
+// howMany says how many messages enqueue.lua gets, and whether it may store the first ones of the partition.
+func howMany(n int, sure bool) string {
+	if sure {
+		return strconv.Itoa(n) + " 1"
+	}
+	return strconv.Itoa(n)
 }
 
 // appendHows appends how the jobs of a batch are stored: successive jobs are mostly alike, and

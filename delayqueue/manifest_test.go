@@ -237,6 +237,40 @@ func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
 	})
 }
 
+// Redis has lost all, and another process has begun the queue anew. What a process stores then that still knows the lost manifest is run too.
+func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
+	for name, opts := range map[string][]delayqueue.Option{"one partition": nil, "three": {delayqueue.WithPartitions(3)}, "as many": {delayqueue.WithPartitions(2)}} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env, delayqueue.WithPartitions(4))
+				b.enqueue(delayqueue.Job{Key: "k"})
+				idle := b.newQueue(b.rdb)
+				_, err := idle.Stats(t.Context())
+				require.NoError(t, err)
+				require.NoError(t, b.queue.Repartition(t.Context(), 2))
+				b.enqueue(delayqueue.Job{Key: "k"})
+				keys, err := b.rdb.Keys(t.Context(), env.Prefix+":*").Result()
+				require.NoError(t, err)
+				require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
+
+				anew := b.newQueue(b.rdb, opts...)
+				var r ran
+				b.startOn(anew, r.handle)
+				_, err = anew.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+				require.NoError(t, err)
+				for i := range 8 {
+					job := delayqueue.Job{Key: fmt.Sprint("k", i), Coalesce: i%2 == 0, Payload: bytes.Repeat([]byte("x"), i*1000)}
+					b.reaches(b.enqueue(job), delayqueue.StateDone)
+					receipt, err := idle.Enqueue(t.Context(), job)
+					require.NoError(t, err)
+					b.reaches(receipt.ID, delayqueue.StateDone)
+				}
+				require.Len(t, r.ids(), 17, "once each")
+			})
+		})
+	}
+}
+
 func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)

@@ -124,9 +124,10 @@ type Receipt struct {
 	Stored bool
 }
 
-// Enqueue stores a job, and blocks for one round trip. Once it has returned nil the message is run
-// at least once, becomes a dead letter, expires, is cancelled or is superseded. A job whose ID is
-// remembered is not stored again, and that is not an error: see [Receipt].Stored.
+// Enqueue stores a job, and blocks for one round trip; for three if it is the first of its
+// partition. Once it has returned nil the message is run at least once, becomes a dead letter,
+// expires, is cancelled or is superseded. A job whose ID is remembered is not stored again, and that
+// is not an error: see [Receipt].Stored.
 //
 // If the queue is full the error is [ErrKeyFull], [ErrPrincipalFull] or [ErrQueueFull]. After an
 // error that wraps [core.ErrUnavailable], or ctx's own, it is not known whether the job was stored:

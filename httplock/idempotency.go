@@ -2,10 +2,12 @@ package httplock
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/textproto"
 	"strings"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
 )
 
@@ -127,8 +129,9 @@ var (
 	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal says that it is nobody's")
 	// errNoTee: the adapter cannot show what the handler answers.
 	errNoTee = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tee")
-	// errAnswered: the request was done before, or is parked: there is an answer.
-	errAnswered = errors.New("httplock: the request was made before")
+	// errAnswered: the request was done before, or is parked: there is an answer. Observers of locks see a call that was
+	// refused its key, and no failure.
+	errAnswered = fmt.Errorf("httplock: the request was made before: %w", core.ErrConflict)
 )
 
 // maxIdempotencyKey is the length of the longest key, in bytes.

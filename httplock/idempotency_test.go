@@ -1,6 +1,7 @@
 package httplock_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -316,6 +318,35 @@ func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {
 				require.Equal(t, n, created, name)
 			}
 			require.Equal(t, "true", testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed"))
+		}
+	})
+}
+
+type outcomeKinds struct {
+	core.NopObserver
+	seen chan core.OutcomeKind
+}
+
+func (o outcomeKinds) OnOutcome(_ context.Context, e core.Outcome) { o.seen <- e.Kind }
+
+// A request that is made again while another one has the key is not a failure of the lock.
+func TestIdempotency_StoredResponseIsAConflictToTheLocksObserver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := testbed.New(t, env)
+		queue, err := delayqueue.New(b.Redis, "q", delayqueue.WithPrefix(b.Prefix))
+		require.NoError(t, err)
+		for name, policy := range map[string]core.ConflictPolicy{"reject": core.RejectConflicts, "wait": retry.Policy{MaxWait: time.Minute}, "park": delayqueue.Policy(queue)} {
+			observer := outcomeKinds{seen: make(chan core.OutcomeKind, 10)}
+			locker := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), core.WithObserver(observer))
+			var runs atomic.Int64
+			mux := guarded(locker.Guard(policy), count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, b)))
+			first := testbed.Do(mux, withKey(t, testbed.OrderPath, name, "{}"))
+			require.Equal(t, core.OutcomeAcquired, <-observer.seen)
+			release := b.Hold(t)
+			requireReplayed(t, first, testbed.Do(mux, withKey(t, testbed.OrderPath, name, "{}")))
+			require.Equal(t, core.OutcomeConflict, <-observer.seen, name)
+			release()
+			require.EqualValues(t, 1, runs.Load())
 		}
 	})
 }

@@ -204,7 +204,7 @@ func (p *requestState) run() {
 		p.m.lost(p.x, err)
 		return
 	}
-	if p.replay == nil && errors.Is(err, core.ErrConflict) {
+	if p.replay == nil && errors.Is(err, core.ErrConflict) && !errors.Is(err, errAnswered) {
 		if answered := p.lookup(); answered != nil {
 			err = answered
 		}

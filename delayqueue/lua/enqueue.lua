@@ -2,7 +2,8 @@
 -- that of the first time, and nothing is changed.
 --
 -- KEYS, ARGV[1..3]  see common.lua and admit.lua
--- ARGV[4]   how many messages
+-- ARGV[4]   how many messages; after a space 1 if the caller has read the manifest since it was told that nothing was ever
+--           stored here. Without it that is all it is told: it may know a manifest that Redis has lost
 -- ARGV[5..] their ids, which differ;
 --           of each its key, name, principal and payload, in one text;
 --           how so many of them, one after the other, are stored: how many; the lengths of key, name and principal as the record
@@ -11,17 +12,21 @@
 --             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
 --             quiet period; of one that comes from a closed partition m, its times as its record has them, and its attempts;
 --           the long payloads, in the order of their keys: the text has the payload's length in its place
--- returns   {now in ms; for how long no worker has claimed, in ms; how many bytes the messages took before;
+-- returns   {now in ms; for how long no worker has claimed, in ms, or -1 if nothing was stored, as nothing ever was; how many bytes the messages took before;
 --           of each message that was not stored now its number, and its not_after in ms when it is stored already, the
 --           ending of one that has ended, else 'key full', 'principal full', 'queue full', or 'closed' as the partition is}
 -- #include common.lua
 -- #include admit.lua
 local HEADER = 54 -- bytes of a record before the key
-local n = tonumber(ARGV[4])
+local n, sure = ARGV[4]:match('^(%d+) ?(1?)$')
+n = tonumber(n)
 local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
 local claimed = whole(own[8])
 local replies = {now, now - (claimed or now), bytes}
 if n == 0 then -- that is all that is asked for
+  return conclude(replies)
+elseif sure == '' and not own[12] and not closed then
+  replies[2] = -1
   return conclude(replies)
 elseif not claimed and not closed then -- from now on somebody ought to
   add(c, 'claimed', NOW)
