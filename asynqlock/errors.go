@@ -56,7 +56,7 @@ func (e *deferredError) Error() string {
 		text += ": goes on as task " + e.clone
 	}
 	if !e.since.IsZero() {
-		text += " (waits since " + e.since.UTC().Format(waitTime) + ")"
+		text += " (waiting since " + e.since.UTC().Format(waitTime) + ")"
 	}
 	return text
 }
@@ -110,13 +110,13 @@ func lost(err, result error, key string) error {
 
 // tooOld ends the wait of a task.
 func tooOld(d *deferredError, maxAge time.Duration) error {
-	text := fmt.Sprintf("asynqlock: %v: it waits since %s, which is %s ago or longer: %s", ErrTooOld, d.since.UTC().Format(waitTime), maxAge, d.why)
+	text := fmt.Sprintf("asynqlock: %v: it has waited since %s, longer than %s: %s", ErrTooOld, d.since.UTC().Format(waitTime), maxAge, d.why)
 	return &wordedError{text: text, errs: []error{ErrTooOld, d.cause, asynq.SkipRetry}, since: d.since}
 }
 
 // outOfTime ends a task that stayed in its worker for as long as its ctx lasts.
 func outOfTime(ctx context.Context, d *deferredError) error {
 	cause := context.Cause(ctx)
-	return worded(fmt.Sprintf("asynqlock: not run: %s: no retry is left, it could not be cloned, and its time is over: %v: %v",
+	return worded(fmt.Sprintf("asynqlock: not run: %s: no retry is left, it could not be cloned, and its time ran out: %v: %v",
 		d.why, cause, d.trouble), d.cause, d.trouble, cause)
 }

@@ -137,8 +137,8 @@ func (p *processing) tellIfItRunsOn(ctx context.Context) (returned func()) {
 		case <-done:
 		case <-time.After(runsOnAfter):
 			p.ranOn.Do(func() {
-				p.log().WarnContext(ctx, "asynqlock: a handler runs on although its ctx has ended, by the task's Timeout or Deadline, a cancelation or a shutdown: "+
-					"asynq has given this run up, and the task's next run waits until the handler returns. Handlers must obey their ctx",
+				p.log().WarnContext(ctx, "asynqlock: a handler still runs although its ctx has ended, by the task's Timeout or Deadline, a cancelation or a shutdown: "+
+					"asynq has given up on this run, and the task's next run waits until the handler returns: handlers must return when their ctx ends",
 					"type", p.task.Type(), "cause", context.Cause(ctx))
 			})
 		}

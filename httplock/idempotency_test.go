@@ -478,7 +478,7 @@ func TestIdempotency_CredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	store := httplock.WithIdempotency(newIdempotency(t, b))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), store, httplock.WithPrincipal(nobody), httplock.WithLogger(log.Logger()))
 	testbed.RequireProblem(t, testbed.Do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
-	require.Contains(t, log.String(), "the function of WithPrincipal says that it is nobody's")
+	require.Contains(t, log.String(), "the function of WithPrincipal returned no principal")
 	require.NotContains(t, log.String(), testbed.Secret)
 
 	for name, opt := range map[string]httplock.Option{

@@ -92,7 +92,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 // have stored: the queue's answer was lost.
 func orQueued(k problemKind, encoded bool) problemKind {
 	if encoded {
-		k.detail = "It could not be confirmed that the request was queued. If it was, it will run."
+		k.detail = "It could not be confirmed that the request was queued. If it was, it will run: send it again only if it may run twice."
 	}
 	return k
 }

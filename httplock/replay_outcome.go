@@ -45,7 +45,7 @@ func tryAgain(id string, w *recorder) error {
 }
 
 // errTimedOut: the handler of a replay was interrupted by Timeout.
-var errTimedOut = errors.New("the time that httplock.Timeout gives was over")
+var errTimedOut = errors.New("the time limit of httplock.Timeout ran out")
 
 // outcome classifies a response: nil is a result.
 func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *replay, at place, w *recorder) error {

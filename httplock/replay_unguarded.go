@@ -16,8 +16,8 @@ var (
 	errNoRoute = errors.New("this service has no such route: services that share a Redis need a prefix or queue names of their own, " +
 		"and routes of one host that is not in their pattern need WithReplayHost")
 	errUnguarded     = errors.New("the route has no guard")
-	errRefused       = errors.New("what is in front of the guard must let replays pass")
-	errUnasked       = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay WithReplayReauthorize")
+	errRefused       = errors.New("middleware in front of the guard refused it, and must let replays pass")
+	errUnasked       = errors.New("it was parked on a principal's behalf, and nothing says whether that one may still have it run: give Replay WithReplayReauthorize")
 	errNotAuthorized = errors.New("the replay was not authorized")
 )
 
@@ -79,7 +79,7 @@ func (p *replayer) unseen(ctx context.Context, m delayqueue.Message, at place, w
 		return tryAgain(m.ID, w)
 	}
 	if p.warned.first(m.Name) {
-		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and what it answered is the result",
+		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and its response is the result",
 			"name", m.Name, "id", m.ID, "status", w.status)
 	}
 	return nil
