@@ -50,7 +50,7 @@ type Worker struct {
 	ahead       chan struct{} // more slots, while handlers are quick
 	running     chan struct{} // holds one for each message that is run
 	pace        pace
-	suspects    atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
+	poison      atomic.Int64  // messages that run, or are about to, and may be poison: beside them nothing is claimed ahead
 	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
 	handlers    sync.WaitGroup
 	claims      claims

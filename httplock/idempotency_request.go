@@ -97,7 +97,7 @@ func (m *Middleware) idempotencyPrincipal(p *requestState) (principal string, er
 		}
 	}
 	if errors.Is(err, errCredentials) {
-		return "", errWhose
+		return "", errNoPrincipal
 	}
 	return principal, err
 }

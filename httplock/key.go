@@ -71,7 +71,7 @@ func (p *param) key(r *http.Request) (string, error) {
 	v := pathValue(r, p.name)
 	switch {
 	case v == "":
-		return "", cmp.Or(unlessRouteHas(r, p.name), missing("path parameter", p.name))
+		return "", cmp.Or(missingFromRoute(r, p.name), missing("path parameter", p.name))
 	case r.Pattern == "" && strings.Contains(v, "%"): // of a router that does not tell its pattern
 		return "", BadKey(errAmbiguousPath)
 	}
@@ -166,8 +166,8 @@ func failing(err error) KeyFunc {
 // incomplete is the KeyFunc where there should be one.
 func incomplete(*http.Request) (string, error) { return "", invalid("the key function is nil") }
 
-// unlessRouteHas is an error if the matched route has no such path parameter.
-func unlessRouteHas(r *http.Request, name string) error {
+// missingFromRoute returns an error if the matched route has no such path parameter.
+func missingFromRoute(r *http.Request, name string) error {
 	if r.Pattern == "" {
 		return invalid("no path parameter %q: the request was not matched by a route: put the guard around what is registered with "+
 			"a pattern, not around the router", name)
