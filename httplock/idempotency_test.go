@@ -283,15 +283,9 @@ func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {
 					_, _ = fmt.Fprintf(w, "%s, run %d", name, runs.Add(1))
 				})))
 			answers := make([]testbed.Answer, n)
-			var all, early sync.WaitGroup
+			var all sync.WaitGroup
 			for i := range n {
-				all.Add(1)
-				early.Add(1)
-				go func() {
-					defer all.Done()
-					answers[i] = testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}"))
-					early.Done()
-				}()
+				all.Go(func() { answers[i] = testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")) })
 			}
 			<-started
 			if test.policy == nil { // while it is in progress
