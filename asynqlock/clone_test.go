@@ -23,6 +23,7 @@ import (
 
 const originHeader = "Perkey-Origin"
 
+// TestClone_KeepsTheOptions is long since there are many options.
 func TestClone_KeepsTheOptions(t *testing.T) {
 	t.Parallel()
 	for name, maxRetry := range map[string]int{"cloned": 0, "retried": 4} {

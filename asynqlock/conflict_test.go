@@ -42,7 +42,7 @@ func TestConflict_AHundredLeaveRetriedAtZero(t *testing.T) {
 			info := b.info(t, id)
 			assert.Zero(t, info.Retried)
 			last = info.LastErr
-			return strings.Contains(last, " (waits since ")
+			return strings.Contains(last, " (waiting since ")
 		}, "the wait is stored")
 		require.Contains(t, last, "asynqlock: not run: the key is held")
 		requireNoSecret(t, last)
@@ -151,7 +151,7 @@ func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
 					archived, err = b.inspector.ListArchivedTasks(b.queue)
 					return err == nil && len(archived) == 1
 				}, "the task is archived")
-				require.Regexp(t, `^asynqlock: task was deferred for too long: it waits since .*: the key is held$`, archived[0].LastErr)
+				require.Regexp(t, `^asynqlock: task was deferred for too long: it has waited since .*: the key is held$`, archived[0].LastErr)
 				require.Zero(t, archived[0].Retried)
 				require.Empty(t, b.all(t), "no clone goes on")
 
@@ -267,7 +267,7 @@ func TestLockRedisOutOfReach_SpendsNoAttempt(t *testing.T) {
 		id := b.enqueue(t, asynq.NewTask(kind, []byte(`{"user_id":"other-`+secret+`"}`)), asynq.MaxRetry(1))
 		redistest.Eventually(t, func() bool {
 			info := b.info(t, id)
-			return info != nil && strings.Contains(info.LastErr, "(waits since")
+			return info != nil && strings.Contains(info.LastErr, "(waiting since")
 		}, "it waits")
 		info := b.info(t, id)
 		require.Zero(t, info.Retried)

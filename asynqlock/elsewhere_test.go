@@ -174,7 +174,7 @@ func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
 		require.EqualValues(t, 1, b.conflicts.n.Load())
 		requireWarnedOnce(t, log)
 		require.Contains(t, info.LastErr, elsewhereWarning)
-		require.Contains(t, info.LastErr, "(waits since")
+		require.Contains(t, info.LastErr, "(waiting since")
 		require.Zero(t, info.Retried)
 		requireNoSecret(t, info.LastErr)
 	})
@@ -259,7 +259,7 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 		err := get(t, returned)
 		if !errors.Is(err, context.DeadlineExceeded) { // it was over during a try
 			require.ErrorIs(t, err, core.ErrConflict)
-			require.ErrorContains(t, err, "its time is over")
+			require.ErrorContains(t, err, "its time ran out")
 		}
 		require.NotErrorIs(t, err, asynqlock.ErrDeferred)
 		requireNoSecret(t, err.Error())

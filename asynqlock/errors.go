@@ -56,7 +56,7 @@ func (e *deferredError) Error() string {
 		text += ": goes on as task " + e.clone
 	}
 	if !e.since.IsZero() {
-		text += " (waits since " + e.since.UTC().Format(waitTime) + ")"
+		text += " (waiting since " + e.since.UTC().Format(waitTime) + ")"
 	}
 	return text
 }
@@ -75,23 +75,23 @@ func isDeferred(err error) (*deferredError, bool) {
 	return d, errors.As(err, &d)
 }
 
-// wordedError has a text of its own: those of what it wraps would show a key, or say less.
-type wordedError struct {
+// textError has a text of its own: those of what it wraps would show a key, or say less.
+type textError struct {
 	text  string
 	errs  []error
 	since time.Time // of a wait that ended
 
-	endedAsking bool // the task was not run, and its ctx ended while it asked for its key
+	endedBeforeRun bool // the task was not run, and its ctx ended while it asked for its key
 }
 
-func (e *wordedError) Error() string   { return e.text }
-func (e *wordedError) Unwrap() []error { return e.errs }
+func (e *textError) Error() string   { return e.text }
+func (e *textError) Unwrap() []error { return e.errs }
 
-func worded(text string, errs ...error) error { return &wordedError{text: text, errs: errs} }
+func withText(text string, errs ...error) error { return &textError{text: text, errs: errs} }
 
-func endedAsking(err error) bool {
-	e, ok := errors.AsType[*wordedError](err)
-	return ok && e.endedAsking
+func endedBeforeRun(err error) bool {
+	e, ok := errors.AsType[*textError](err)
+	return ok && e.endedBeforeRun
 }
 
 // redact is the text of one of core's errors without the key.
@@ -105,18 +105,18 @@ func lost(err, result error, key string) error {
 	if result != nil {
 		text += ": " + redact(result, key)
 	}
-	return worded(text, errors.Join(result, err))
+	return withText(text, errors.Join(result, err))
 }
 
 // tooOld ends the wait of a task.
 func tooOld(d *deferredError, maxAge time.Duration) error {
-	text := fmt.Sprintf("asynqlock: %v: it waits since %s, which is %s ago or longer: %s", ErrTooOld, d.since.UTC().Format(waitTime), maxAge, d.why)
-	return &wordedError{text: text, errs: []error{ErrTooOld, d.cause, asynq.SkipRetry}, since: d.since}
+	text := fmt.Sprintf("asynqlock: %v: it has waited since %s, longer than %s: %s", ErrTooOld, d.since.UTC().Format(waitTime), maxAge, d.why)
+	return &textError{text: text, errs: []error{ErrTooOld, d.cause, asynq.SkipRetry}, since: d.since}
 }
 
 // outOfTime ends a task that stayed in its worker for as long as its ctx lasts.
 func outOfTime(ctx context.Context, d *deferredError) error {
 	cause := context.Cause(ctx)
-	return worded(fmt.Sprintf("asynqlock: not run: %s: no retry is left, it could not be cloned, and its time is over: %v: %v",
+	return withText(fmt.Sprintf("asynqlock: not run: %s: no retry is left, it could not be cloned, and its time ran out: %v: %v",
 		d.why, cause, d.trouble), d.cause, d.trouble, cause)
 }

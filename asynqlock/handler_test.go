@@ -93,15 +93,15 @@ func TestHandler_ThatRunsOnIsLoggedOnce(t *testing.T) {
 		b.enqueue(t, asynq.NewTask("obeys", []byte(payload)), asynq.Timeout(time.Second), asynq.MaxRetry(0))
 		get(t, ran)
 		time.Sleep(2500 * time.Millisecond)
-		require.NotContains(t, log.String(), "runs on")
+		require.NotContains(t, log.String(), "still runs")
 		for n := range 3 {
 			b.enqueue(t, asynq.NewTask("deaf", fmt.Appendf(nil, `{"user_id":%d}`, n)), asynq.Timeout(time.Second), asynq.MaxRetry(1))
 			get(t, ran)
 		}
-		redistest.Eventually(t, func() bool { return strings.Contains(log.String(), "runs on") }, "it is logged while it runs")
+		redistest.Eventually(t, func() bool { return strings.Contains(log.String(), "still runs") }, "it is logged while it runs")
 		time.Sleep(500 * time.Millisecond)
 		close(end)
-		require.Equal(t, 1, strings.Count(log.String(), "a handler runs on although its ctx has ended"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "a handler still runs although its ctx has ended"), log.String())
 		require.Contains(t, log.String(), "type=deaf")
 		requireNoSecret(t, log.String())
 	})
@@ -211,7 +211,7 @@ func TestRefusal_FurtherInIsNoFailureOfALostLease(t *testing.T) {
 		id := b.enqueue(t, task(), asynq.MaxRetry(1))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)
-		require.Contains(t, info.LastErr, "(waits since ")
+		require.Contains(t, info.LastErr, "(waiting since ")
 		require.NotContains(t, info.LastErr, "outcome", "nothing ran")
 	})
 }

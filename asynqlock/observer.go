@@ -92,7 +92,7 @@ func (e *Outcome) end(err error) {
 		e.Kind, e.Since, e.Delay, e.Clone = OutcomeDeferred, d.since, d.delay, d.clone
 	case errors.Is(err, ErrTooOld):
 		e.Kind = OutcomeTooOld
-		if old, ok := errors.AsType[*wordedError](err); ok {
+		if old, ok := errors.AsType[*textError](err); ok {
 			e.Since = old.since
 		}
 	case err == nil:

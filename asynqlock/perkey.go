@@ -45,7 +45,7 @@ type middleware struct {
 	typical sync.Map     // a type of tasks: *atomic.Int64, how long one runs
 	types   atomic.Int64 // how often a type was met that is not in typical
 
-	unconfigured, badKeyFunc, ranOn sync.Once // what is logged once
+	unconfigured, badKeyFunc, warnedStillRunning sync.Once // what is logged once
 }
 
 func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
@@ -118,7 +118,7 @@ func (m *middleware) handle(ctx context.Context, task *asynq.Task, next asynq.Ha
 			err = m.postpone(ctx, d.key, &d.refusal)
 		default:
 			err = m.process(ctx, task, next, e)
-			inTime = !endedAsking(err)
+			inTime = !endedBeforeRun(err)
 		}
 		if !inTime {
 			e.Kind = OutcomeExpired
@@ -218,7 +218,7 @@ func (m *middleware) refused(ctx context.Context, key string, err error, mayWait
 		m.log().WarnContext(ctx, "asynqlock: task not run", "error", why)
 		return m.postpone(ctx, key, &refusal{why: why, cause: err})
 	default:
-		return &wordedError{text: "asynqlock: not run: " + redact(err, key), errs: []error{err}, endedAsking: ctx.Err() != nil}
+		return &textError{text: "asynqlock: not run: " + redact(err, key), errs: []error{err}, endedBeforeRun: ctx.Err() != nil}
 	}
 }
 

@@ -32,8 +32,8 @@ const (
 	shortRun = 50 * time.Millisecond
 	// nextWait is how long that one waits for its key in its worker. One task of a key does at a time.
 	nextWait = 100 * time.Millisecond
-	// runsOnAfter is after which time a handler is said to run on whose ctx has ended.
-	runsOnAfter = time.Second
+	// stillRunningAfter is after which time a handler is said to run on whose ctx has ended.
+	stillRunningAfter = time.Second
 )
 
 // nextWaits is the policy of a task that is the next for its key.
@@ -67,7 +67,7 @@ func (p *processing) do(ctx context.Context, guard *core.Guard, mayWait time.Dur
 	var result error
 	err := guard.Do(ctx, core.Call{Key: p.key, Name: p.task.Type(), ID: id}, func(leased context.Context) error {
 		defer p.typically(time.Now())
-		defer p.tellIfItRunsOn(ctx)()
+		defer p.warnIfStillRunning(ctx)()
 		p.begin(leased)
 		result = p.next.ProcessTask(leased, p.task)
 		return nil // so that err is the lease's
@@ -128,17 +128,17 @@ func (p *processing) ended(ctx context.Context) {
 	}
 }
 
-// tellIfItRunsOn logs once that a handler has not returned some time after its ctx ended: asynq has then given the
+// warnIfStillRunning logs once that a handler has not returned some time after its ctx ended: asynq has then given the
 // task up, and runs it once more.
-func (p *processing) tellIfItRunsOn(ctx context.Context) (returned func()) {
+func (p *processing) warnIfStillRunning(ctx context.Context) (returned func()) {
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		select {
 		case <-done:
-		case <-time.After(runsOnAfter):
-			p.ranOn.Do(func() {
-				p.log().WarnContext(ctx, "asynqlock: a handler runs on although its ctx has ended, by the task's Timeout or Deadline, a cancelation or a shutdown: "+
-					"asynq has given this run up, and the task's next run waits until the handler returns. Handlers must obey their ctx",
+		case <-time.After(stillRunningAfter):
+			p.warnedStillRunning.Do(func() {
+				p.log().WarnContext(ctx, "asynqlock: a handler still runs although its ctx has ended, by the task's Timeout or Deadline, a cancelation or a shutdown: "+
+					"asynq has given up on this run, and the task's next run waits until the handler returns: handlers must return when their ctx ends",
 					"type", p.task.Type(), "cause", context.Cause(ctx))
 			})
 		}

@@ -24,6 +24,7 @@ import (
 // no two of a key run at once, none is archived, and all run but those that asynq has leased to a server that never
 // got them, which asynq hands out again when that lease is over, later than this test. Afterwards releases wake tasks
 // as before.
+// It is long since it is one story.
 func TestWake_ARedisThatRestarts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Logged...)

@@ -16,6 +16,7 @@ import (
 )
 
 // listLaws is what a list promises. It is an error if one does not hold.
+// It is long since each law begins with the list that the laws before it have left.
 func listLaws(ctx context.Context, rdb redis.UniversalClient, l waitlist) error {
 	var broken []error
 	must := func(ok bool, law string) {

@@ -267,7 +267,7 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 				func(context.Context, *asynq.Task) error {
 					ran <- struct{}{}
 					<-end
-					return fmt.Errorf("asynqlock: not run: the key is held (refusal 17 since 2020-11-21T12:00:00.005Z) (waits since 2020-11-21T12:00:00.005Z)")
+					return fmt.Errorf("asynqlock: not run: the key is held (refusal 17 since 2020-11-21T12:00:00.005Z) (waiting since 2020-11-21T12:00:00.005Z)")
 				}))
 		}
 		cfg := b.config()
@@ -281,7 +281,7 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 		get(t, ran)
 		b.listed(t, 0)
 		stop() // the task goes back to its queue, and its last error is that of the wait before
-		require.Contains(t, b.info(t, id).LastErr, "waits since")
+		require.Contains(t, b.info(t, id).LastErr, "waiting since")
 		close(end)
 		var again func()
 		redistest.Eventually(t, func() bool {

@@ -126,6 +126,7 @@ func (s *wallets) enqueue(user int) error {
 }
 
 // One file has the guards of requests and tasks, and one reload reaches both: only the policy of new requests differs.
+// It is long since it is one story.
 func TestReload_ReachesRequestsAndTasksUnderTraffic(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const reloads = 20

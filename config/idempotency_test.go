@@ -32,6 +32,7 @@ func records(t *testing.T, env *redistest.Env, rt *config.Runtime) map[string]ti
 	return ttls
 }
 
+// TestIdempotency_AnswersASecondRequestAsItsRouteSays is long since it asks every route of one file.
 func TestIdempotency_AnswersASecondRequestAsItsRouteSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `

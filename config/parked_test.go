@@ -62,6 +62,7 @@ func problems(t *testing.T, err error) string {
 }
 
 // Replicas take the same files, whatever they did since their start, and whoever has parked.
+// It is long since it is one story.
 func TestReload_ReplicasAgree(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		replicas := map[string]*config.Runtime{}
@@ -133,7 +134,43 @@ func TestReload_ReplicasAgree(t *testing.T) {
 	})
 }
 
-// What is running, or a dead letter, can be parked again. Names have the form of each framework.
+// parkAs parks a job as if it were a request of the route, and returns its id.
+func parkAs(t *testing.T, rt *config.Runtime, route string) string {
+	t.Helper()
+	stored, err := rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: route, Payload: []byte("x")})
+	require.NoError(t, err)
+	return stored.ID
+}
+
+// Names have the form of each framework. What a request was not parked with does not matter, nor what its key read before.
+func TestReload_LooksAtTheRoutesOfWhatIsParked(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rt := build(t, env, rejecting, principals()...)
+	without := strings.Replace(rejecting, "  POST /a/:id: {key: \"a:{param.id}\"}\n", "", 1)
+	for name, taken := range map[string]bool{
+		"POST /a/:id": false, "POST /a/{id}": false, "POST shop.example/a/{id}": false, "POST /a/{name}": true, "PUT /a/:id": true, "job": true, "": true,
+	} {
+		id := parkAs(t, rt, name)
+		err := rt.Reload(load(t, env, without))
+		assert.Equal(t, taken, err == nil, "%q: %v", name, err)
+		require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
+		require.NoError(t, rt.Reload(load(t, env, rejecting)))
+	}
+
+	id := parkAs(t, rt, "POST /b")
+	require.NoError(t, rt.Reload(load(t, env, strings.Replace(rejecting, "principal: users", "principal: merchants", 1))), "it is on nobody's behalf")
+	require.NoError(t, rt.Reload(load(t, env, rejecting)))
+	require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
+	reads := strings.Replace(rejecting, "a:{param.id}", "a:{header.X-Shop}", 1)
+	require.NoError(t, rt.Reload(load(t, env, reads)))
+	id = parkAs(t, rt, "POST /a/:id")
+	require.NoError(t, rt.Reload(load(t, env, strings.Replace(reads, "key: b", "key: bb", 1))))
+	require.NoError(t, rt.Reload(load(t, env, rejecting)))
+	require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
+}
+
+// What is running, or a dead letter, can be parked again.
 func TestReload_LooksAtAllThatIsParked(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
@@ -149,38 +186,10 @@ func TestReload_LooksAtAllThatIsParked(t *testing.T) {
 		require.NoError(t, rt.Reload(load(t, env, rejecting)))
 		return true
 	}
-	add := func(name string) string {
-		t.Helper()
-		stored, err := rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: name, Payload: []byte("x")})
-		require.NoError(t, err)
-		return stored.ID
-	}
-	for name, taken := range map[string]bool{
-		"POST /a/:id": false, "POST /a/{id}": false, "POST shop.example/a/{id}": false, "POST /a/{name}": true, "PUT /a/:id": true, "job": true, "": true,
-	} {
-		id := add(name)
-		err := rt.Reload(load(t, env, without))
-		assert.Equal(t, taken, err == nil, "%q: %v", name, err)
-		require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
-		require.NoError(t, rt.Reload(load(t, env, rejecting)))
-	}
-
-	// What a request was not parked with does not matter, nor what its key read before.
-	id := add("POST /b")
-	require.NoError(t, rt.Reload(load(t, env, strings.Replace(rejecting, "principal: users", "principal: merchants", 1))), "it is on nobody's behalf")
-	require.NoError(t, rt.Reload(load(t, env, rejecting)))
-	require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
-	reads := strings.Replace(rejecting, "a:{param.id}", "a:{header.X-Shop}", 1)
-	require.NoError(t, rt.Reload(load(t, env, reads)))
-	id = add("POST /a/:id")
-	require.NoError(t, rt.Reload(load(t, env, strings.Replace(reads, "key: b", "key: bb", 1))))
-	require.NoError(t, rt.Reload(load(t, env, rejecting)))
-	require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
-
 	for range 600 {
-		add("POST /other")
+		parkAs(t, rt, "POST /other")
 	}
-	add("POST /a/:id")
+	parkAs(t, rt, "POST /a/:id")
 	assert.False(t, taken(), "one after many others")
 	_, err := rt.Queue("later").CancelAll(t.Context(), delayqueue.Filter{})
 	require.NoError(t, err)
@@ -192,7 +201,7 @@ func TestReload_LooksAtAllThatIsParked(t *testing.T) {
 		return delayqueue.SkipRetry(errors.New("it fails"))
 	})
 	require.NoError(t, err)
-	id = add("POST /a/:id")
+	id := parkAs(t, rt, "POST /a/:id")
 	require.NoError(t, worker.Start())
 	<-running
 	assert.False(t, taken(), "it runs")

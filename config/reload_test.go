@@ -40,6 +40,7 @@ routes:
 	return files
 }
 
+// TestReload_UnderTrafficDropsNothing is long since it is one story.
 func TestReload_UnderTrafficDropsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const reloads, clients, keys = 100, 8, 2
@@ -160,6 +161,7 @@ routes:
   POST /d: {key: d, fixed_key: true, on_conflict: reject}
 `
 
+// TestReload_RefusesWhatNeedsARestart is long since most of it is a table.
 func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)

@@ -93,11 +93,10 @@ func waiting(t testing.TB, rt *config.Runtime, key string) bool {
 	return state.Waiting > 0
 }
 
-func TestGuard_HasTheOptionsOfTheFile(t *testing.T) {
+func TestGuard_HasTheLockOptionsOfTheFile(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
-defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass], safe_methods: lock}
-queues: {q: {}}
+defaults: {ttl: 1h}
 guards:
   long: {}
   short: {ttl: 20m}
@@ -105,31 +104,7 @@ guards:
   bounded: {max_hold: 200ms}
   rare: {min_hold: 1m}
   three: {at_once: 3}
-  ours: {key: "{header.X-Shop}:{ctx.user}"}
-  shared: {key: all, fixed_key: true, safe_methods: share}
-  open: {key: all, fixed_key: true, safe_methods: pass}
-  parked: {key: "park:{header.X-Shop}", anonymous: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
-  large: {key: "park:{header.X-Shop}", anonymous: true, on_conflict: {policy: delay, queue: q}}
-  credentials: {key: "park:{header.X-Shop}", principal: nobody, on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
-  skipped: {key: all, fixed_key: true, skip: insiders}
-  late: {key: late, fixed_key: true, body_timeout: 900ms}
-  early: {key: late, fixed_key: true, body_timeout: 900ms, read_ahead: 1B}
-  streamed: {key: late, fixed_key: true, body_timeout: 900ms, stream_body: true}
-routes:
-  GET /ours: ours
-  GET /shared: shared
-  GET /open: open
-  POST /parked: parked
-  POST /large: large
-  POST /credentials: credentials
-  POST /skipped: skipped
-  POST /late: late
-  POST /early: early
-  POST /streamed: streamed
-`, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
-			config.WithPrincipal("nobody", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }),
-			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }),
-			config.WithLocker(core.WithFirstLease(1500*time.Millisecond)))
+`, config.WithLocker(core.WithFirstLease(1500*time.Millisecond)))
 		for name, ttl := range map[string]time.Duration{"long": time.Hour, "short": 20 * time.Minute, "fixed": 10 * time.Minute} {
 			require.NoError(t, rt.Guard(name).Do(t.Context(), core.Call{Key: name}, func(ctx context.Context) error {
 				// The first lease is short, until it is renewed.
@@ -156,7 +131,31 @@ routes:
 		nothing := func() error { return nil }
 		assert.NoError(t, nested(func() error { return nested(func() error { return nested(nothing) }) }))
 		assert.ErrorIs(t, nested(func() error { return nested(func() error { return nested(func() error { return nested(nothing) }) }) }), core.ErrConflict)
+	})
+}
 
+func TestGuard_HasTheRequestOptionsOfTheFile(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rt := build(t, env, `
+defaults: {safe_methods: lock}
+guards:
+  ours: {key: "{header.X-Shop}:{ctx.user}"}
+  shared: {key: all, fixed_key: true, safe_methods: share}
+  open: {key: all, fixed_key: true, safe_methods: pass}
+  skipped: {key: all, fixed_key: true, skip: insiders}
+  late: {key: late, fixed_key: true, body_timeout: 900ms}
+  early: {key: late, fixed_key: true, body_timeout: 900ms, read_ahead: 1B}
+  streamed: {key: late, fixed_key: true, body_timeout: 900ms, stream_body: true}
+routes:
+  GET /ours: ours
+  GET /shared: shared
+  GET /open: open
+  POST /skipped: skipped
+  POST /late: late
+  POST /early: early
+  POST /streamed: streamed
+`, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
+			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }))
 		s := serve(rt, "/ours")
 		end := s.begin(t, request("GET", "/ours", "X-Shop: s1"))
 		requireHeld(t, rt, "s1:u1")
@@ -176,13 +175,6 @@ routes:
 		end1()
 		end2()
 
-		releasePark := hold(t, rt, "park:s1")
-		s = serve(rt, "/parked")
-		parked := s.do(request("POST", "/parked", "X-Shop: s1", "Authorization: x"))
-		assert.Equal(t, http.StatusAccepted, parked.Code)
-		assert.True(t, strings.HasPrefix(parked.Header().Get("Location"), "/tickets/"))
-		assert.Equal(t, http.StatusRequestEntityTooLarge, serve(rt, "/large").do(request("POST", "/large", "X-Shop: s1")).Code)
-
 		for path, status := range map[string]int{"/late": http.StatusRequestTimeout, "/early": http.StatusOK, "/streamed": http.StatusOK} {
 			r := request("POST", path)
 			r.Body = io.NopCloser(iotest.OneByteReader(&slowReader{r.Body, false}))
@@ -190,6 +182,30 @@ routes:
 			s.goOn <- struct{}{}
 			assert.Equal(t, status, s.do(r).Code, path)
 		}
+	})
+}
+
+func TestGuard_HasTheParkingOptionsOfTheFile(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rt := build(t, env, `
+defaults: {max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass]}
+queues: {q: {}}
+guards:
+  parked: {key: "park:{header.X-Shop}", anonymous: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
+  large: {key: "park:{header.X-Shop}", anonymous: true, on_conflict: {policy: delay, queue: q}}
+  credentials: {key: "park:{header.X-Shop}", principal: nobody, on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
+routes:
+  POST /parked: parked
+  POST /large: large
+  POST /credentials: credentials
+`, config.WithPrincipal("nobody", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
+		releasePark := hold(t, rt, "park:s1")
+		s := serve(rt, "/parked")
+		parked := s.do(request("POST", "/parked", "X-Shop: s1", "Authorization: x"))
+		assert.Equal(t, http.StatusAccepted, parked.Code)
+		assert.True(t, strings.HasPrefix(parked.Header().Get("Location"), "/tickets/"))
+		assert.Equal(t, http.StatusRequestEntityTooLarge, serve(rt, "/large").do(request("POST", "/large", "X-Shop: s1")).Code)
+
 		for _, header := range []string{"X-Own: x", "X-Pass: x", "X-Api-Key: x"} {
 			assert.Equal(t, http.StatusConflict, serve(rt, "/credentials").do(request("POST", "/credentials", "X-Shop: s1", header)).Code, header)
 		}

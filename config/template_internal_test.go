@@ -111,7 +111,7 @@ func TestTemplates_ThatAreWrong(t *testing.T) {
 		"o:{method.x}":              {"character 4: {method.x} takes no name; expected {method}"},
 		"é→{header.Authorization}":  {"character 4: the header Authorization carries credentials"},
 		"{header.a b}":              {`character 2: "a b" is not a header's name`},
-		"{header.Host}":             {"character 2: Host makes no key by itself"},
+		"{header.Host}":             {"character 2: the header Host cannot be a key"},
 		"{json.a..b}":               {`character 2: the path "a..b" has an empty name`},
 		"{param.id|md5}":            {`character 10: unknown modifier "|md5"; expected |int`},
 		"{param.id|}":               {`character 10: unknown modifier "|"`},

@@ -47,26 +47,27 @@ func (w *Worker) fetchMore() {
 // claimsAhead reports whether more messages are to be claimed than run. Each spends an attempt if the Worker dies before it
 // starts, so none is claimed ahead that has no more than one.
 func (w *Worker) claimsAhead() bool {
-	return w.queue.maxAttempts > 1 && w.suspects.Load() == 0 && len(w.alone) == 0 && w.pace.quick()
+	return w.queue.maxAttempts > 1 && w.poison.Load() == 0 && len(w.alone) == 0 && w.pace.quick()
 }
 
 // mayRun waits until a message may be run: when fewer messages run than the Worker's concurrency.
 // Only one that was claimed ahead has to wait. It returns nil, or the outcome of a message that may
 // not be run here now: that takes too long, or the Worker is stopped.
 //
-// A message that has lost its worker before may have killed it, and may do so again: it runs when
-// no message waits that would spend an attempt then, and its last attempt is alone.
+// A message that has lost its worker before may be poison: it may have killed that worker, and may
+// kill this one. It runs when no message waits that would spend an attempt then, and its last
+// attempt is alone.
 func (w *Worker) mayRun(c *claim) (refused *outcome) {
 	if c.message.Losses > 0 {
-		c.suspect = true
-		w.suspects.Add(1)
+		c.mayBePoison = true
+		w.poison.Add(1)
 	}
 	switch {
 	case !w.takeRunSlot(c):
 		return w.notRun(errNoSlot)
 	case w.queue.runsAlone(c.message):
 		return w.isAlone(c)
-	case c.suspect: // less and less is ahead, since nothing is claimed ahead
+	case c.mayBePoison: // less and less is ahead, since nothing is claimed ahead
 		return w.waitUntil(c, func() bool { return len(w.ahead) == 0 })
 	}
 	return nil
@@ -158,9 +159,9 @@ func (w *Worker) notRun(why error) *outcome {
 
 // freeRunSlot gives back the place of a message among those that run.
 func (w *Worker) freeRunSlot(c *claim) {
-	if c.suspect {
-		c.suspect = false
-		w.suspects.Add(-1)
+	if c.mayBePoison {
+		c.mayBePoison = false
+		w.poison.Add(-1)
 	}
 	if c.runs {
 		c.runs = false

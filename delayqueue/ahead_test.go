@@ -111,24 +111,24 @@ func (b *bench) claimed(ctx context.Context, most *atomic.Int64) {
 func TestClaimsAhead_NothingWaitsBesideWhatLostItsWorker(t *testing.T) {
 	const concurrency, messages = 4, 3000
 	b := setup(t, redistest.Real(t))
-	suspects := map[string]bool{}
+	poison := map[string]bool{}
 	for i := range messages {
 		j := delayqueue.Job{ID: fmt.Sprintf("%05d", i)}
 		if i%1000 == 500 || i%1000 == 501 {
-			suspects[j.ID] = true
+			poison[j.ID] = true
 			if i%2 == 0 {
 				j.Key = "key"
 			}
 		}
 		b.enqueue(j)
 	}
-	for id := range suspects {
+	for id := range poison {
 		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "-------1 0 1 0  its worker died").Err())
 	}
 	var most, ahead atomic.Int64
 	var all ran
 	b.start(func(ctx context.Context, m delayqueue.Message) error {
-		if suspects[m.ID] {
+		if poison[m.ID] {
 			for range 3 {
 				b.claimed(ctx, &most)
 				time.Sleep(time.Millisecond)

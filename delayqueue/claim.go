@@ -91,8 +91,7 @@ func (w *fetcher) run() {
 			w.freeSlots(n)
 			failures++
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
-			// The token stays: if only the reply was lost, the next claim returns
-			// the same messages.
+			// The token stays: if only the reply was lost, the next claim returns the same messages.
 			unanswered++
 			pause := backoff.Exponential(unanswered, outageBefore, outageMost)
 			if isMoving(err) {
@@ -104,28 +103,38 @@ func (w *fetcher) run() {
 		}
 		took := time.Since(sent)
 		failures, unanswered = 0, 0
-		w.claimed.Store(time.Now().UnixNano())
-		if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
-			w.change()
-		}
-		w.report(b)
-		for _, key := range b.emptied {
-			w.reconsider(key)
-		}
+		w.noteClaim(b)
 		w.beginAll(b, token, sent, n)
 		if len(b.messages) > 0 || b.spent {
 			token = "" // not after an empty reply: if a copy of that claim reaches Redis late, the next claim returns its messages
 		}
 		if n > 0 && len(b.messages) < want {
-			floor := pollUnheard
-			if w.wakeups.Up() {
-				floor = min(pollFloor, w.lease/3)
-			}
-			w.pause(max(min(b.wait, floor), minPause), true)
-			if w.foreign.last.Load() {
-				w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
-			}
+			w.idle(b.wait, took)
 		}
+	}
+}
+
+// noteClaim deals with what a claim's reply says besides its messages.
+func (w *fetcher) noteClaim(b batch) {
+	w.claimed.Store(time.Now().UnixNano())
+	if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
+		w.change()
+	}
+	w.report(b)
+	for _, key := range b.emptied {
+		w.reconsider(key)
+	}
+}
+
+// idle waits until a message is due, after a claim that took all there were.
+func (w *fetcher) idle(due, took time.Duration) {
+	floor := pollUnheard
+	if w.wakeups.Up() {
+		floor = min(pollFloor, w.lease/3)
+	}
+	w.pause(max(min(due, floor), minPause), true)
+	if w.foreign.last.Load() {
+		w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
 	}
 }
 

@@ -18,14 +18,14 @@ type claim struct {
 	partition *partition
 	token     string
 	// ctx ends with ErrClaimLost when the claim is lost, and with the Worker's.
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
-	taken   time.Time
-	since   time.Time // a slot has been at the partition
-	runs    bool      // it has a place in Worker.running
-	suspect bool      // it counts in Worker.suspects
-	alone   bool      // it is in Worker.alone
-	granted time.Time // its key was, to this claim; zero: it had not to wait for it
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+	taken       time.Time
+	since       time.Time // a slot has been at the partition
+	runs        bool      // it has a place in Worker.running
+	mayBePoison bool      // a worker was lost with it: it counts in Worker.poison
+	alone       bool      // it is in Worker.alone
+	granted     time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy     time.Time
 	settledFrom time.Time // the first try to settle it; zero: there was none

@@ -25,12 +25,12 @@ func observe(log *slog.Logger, tell func()) {
 func (q *Queue) reportEnqueuing(ctx context.Context, job Job) (context.Context, string) {
 	of, trace := ctx, job.Trace
 	observe(slog.Default(), func() {
-		told, its := q.observer.OnEnqueuing(ctx, Enqueuing{Queue: q.name, Job: job, Parked: job.parked})
-		if told != nil {
-			of = told
+		observed, ownTrace := q.observer.OnEnqueuing(ctx, Enqueuing{Queue: q.name, Job: job, Parked: job.parked})
+		if observed != nil {
+			of = observed
 		}
-		if validTrace(its) && (trace == "" || validTrace(trace)) { // one that the caller has wrong is reported
-			trace = its
+		if validTrace(ownTrace) && (trace == "" || validTrace(trace)) { // one that the caller has wrong is reported
+			trace = ownTrace
 		}
 	})
 	return of, trace

@@ -52,14 +52,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for try := 1; ; try++ {
-		pause := backoff.Spread(backoff.Exponential(try, minWait, maxWait))
-		if listening {
-			pause = backoff.Spread(waitFallback)
-		}
-		if s.State == StateQueued { // nobody tells that it has become too old
-			pause = min(pause, max(time.Until(s.ExpiresAt)+minWait, maxWait))
-		}
-		timer.Reset(pause)
+		timer.Reset(s.pause(try, listening))
 		woken := false
 		select {
 		case <-timer.C:
@@ -92,6 +85,18 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 			return s.Status, err
 		}
 	}
+}
+
+// pause is how long a waiter waits before it reads a message's status again.
+func (s stored) pause(try int, listening bool) time.Duration {
+	d := backoff.Spread(backoff.Exponential(try, minWait, maxWait))
+	if listening {
+		d = backoff.Spread(waitFallback)
+	}
+	if s.State == StateQueued { // nobody tells that it has become too old
+		d = min(d, max(time.Until(s.ExpiresAt)+minWait, maxWait))
+	}
+	return d
 }
 
 // goesOn reports whether a message has not ended, and still counts as it did. It costs two

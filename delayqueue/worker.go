@@ -50,7 +50,7 @@ type Worker struct {
 	ahead       chan struct{} // more slots, while handlers are quick
 	running     chan struct{} // holds one for each message that is run
 	pace        pace
-	suspects    atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
+	poison      atomic.Int64  // messages that run, or are about to, and may be poison: beside them nothing is claimed ahead
 	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
 	handlers    sync.WaitGroup
 	claims      claims
@@ -126,6 +126,13 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 			return nil, invalidOption("WithMiddleware: one returned a nil Handler")
 		}
 	}
+	w.complete()
+	return w, nil
+}
+
+// complete makes what depends on the options.
+func (w *Worker) complete() {
+	q := w.queue
 	w.log = w.log.With(slog.String("queue", q.name))
 	w.slots, w.running = make(chan struct{}, w.concurrency), make(chan struct{}, w.concurrency)
 	w.ahead = make(chan struct{}, aheadMost*w.concurrency)
@@ -143,7 +150,6 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		w.beats.Follow()
 		w.wakeFetchers("")
 	}, func(error) { w.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
-	return w, nil
 }
 
 // Start starts the Worker in the background. It does not wait for Redis: while that is down the

@@ -73,10 +73,7 @@ func TestContext_AsACtxDoesNotWaitForItself(t *testing.T) {
 			}
 			posts.Wait()
 			require.Equal(t, http.StatusInternalServerError, testbed.Call(t, r, http.MethodPost, testbed.OrderPath+"?lose=1", "").Status)
-			want := 1
-			if fallback {
-				want = 0
-			}
+			want := map[bool]int{false: 1, true: 0}[fallback]
 			require.Equal(t, want, strings.Count(said.String(), "kind=context"), said.String())
 			require.Equal(t, want, strings.Count(said.String(), "c.Request.Context()"))
 		}

@@ -96,19 +96,26 @@ func TestKeyHelpers(t *testing.T) {
 			testbed.RequireProblem(t, testbed.Do(engine, r), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want, test.want == "conflict")
 		})
 	}
-	t.Run("a misnamed parameter is logged", func(t *testing.T) {
-		var log bytes.Buffer
-		engine := gin.New()
-		engine.POST("/o/:id", ginlock.PerKey(guard, ginlock.Param("k:", "uid"),
-			httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))), mustNotRun(t))
-		testbed.Call(t, engine, http.MethodPost, "/o/"+testbed.Secret, "")
-		require.Contains(t, log.String(), `the route /o/:id has no path parameter \"uid\"`)
-		require.NotContains(t, log.String(), testbed.Secret)
-	})
-	t.Run("Func makes keys under gin only", func(t *testing.T) {
-		_, err := ginlock.Func(func(*gin.Context) (string, error) { return "k", nil })(testbed.Request(t, http.MethodPost, "/", ""))
-		require.ErrorContains(t, err, "ginlock's middleware only")
-	})
+}
+
+func TestKeyHelpers_AMisnamedParameterIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	engine := gin.New()
+	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
+	engine.POST("/o/:id", ginlock.PerKey(guard, ginlock.Param("k:", "uid"),
+		httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))), mustNotRun(t))
+	testbed.Call(t, engine, http.MethodPost, "/o/"+testbed.Secret, "")
+	require.Contains(t, log.String(), `the route /o/:id has no path parameter \"uid\"`)
+	require.NotContains(t, log.String(), testbed.Secret)
+}
+
+func TestKeyHelpers_FuncMakesKeysUnderGinOnly(t *testing.T) {
+	_, err := ginlock.Func(func(*gin.Context) (string, error) { return "k", nil })(testbed.Request(t, http.MethodPost, "/", ""))
+	require.ErrorContains(t, err, "ginlock's middleware only")
+}
+
+func TestKeyHelpers_PanicsPass(t *testing.T) {
+	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
 	engine := gin.New()
 	engine.POST("/", ginlock.PerKey(guard, func(*http.Request) (string, error) { panic("mine") }), mustNotRun(t))
 	require.PanicsWithValue(t, "mine", func() { testbed.Call(t, engine, http.MethodPost, "/", "") })

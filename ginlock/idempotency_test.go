@@ -21,6 +21,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
+// TestIdempotency_RequestsMadeTwiceHaveTheFirstResponse is long since a third of it is its table.
 func TestIdempotency_RequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)

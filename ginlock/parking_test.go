@@ -116,6 +116,28 @@ func (s *shop) awaitState(t *testing.T, location, state string) ticket {
 	return got
 }
 
+// assertAsParked asserts that a replay has what the parked request had, but for its credentials.
+func assertAsParked(t *testing.T, c *gin.Context, body []byte) {
+	parked, replayed := httplock.Replayed(c.Request.Context())
+	assert.True(t, replayed)
+	assert.Len(t, parked.ID, 32)
+	assert.Equal(t, "ann", parked.Principal)
+	lease, held := core.LeaseFrom(c.Request.Context())
+	if assert.True(t, held) {
+		assert.Equal(t, "order:a/"+testbed.Secret, lease.Key())
+	}
+	assert.Equal(t, "a/"+testbed.Secret, c.Param("id"))
+	assert.Equal(t, []string{"1", "2"}, c.QueryArray("x"))
+	assert.Equal(t, []string{"p", "q"}, c.Request.Header["X-Tag"])
+	assert.Equal(t, "application/octet-stream", c.ContentType())
+	assert.Empty(t, c.GetHeader("Authorization"))
+	assert.Empty(t, c.Request.Host)
+	assert.Empty(t, c.ClientIP())
+	got, err := io.ReadAll(c.Request.Body)
+	assert.NoError(t, err)
+	assert.Equal(t, sha256.Sum256(body), sha256.Sum256(got), "the body is as it was sent")
+}
+
 func TestParking_ParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
@@ -125,24 +147,7 @@ func TestParking_ParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		body := string(random)
 		ran := make(chan struct{}, 1)
 		s.engine.POST("/orders/:id/ship", s.lock(httplock.WithAllowedHeaders("X-Tag"), ann()), func(c *gin.Context) {
-			parked, replayed := httplock.Replayed(c.Request.Context())
-			assert.True(t, replayed)
-			assert.Len(t, parked.ID, 32)
-			assert.Equal(t, "ann", parked.Principal)
-			lease, held := core.LeaseFrom(c.Request.Context())
-			if assert.True(t, held) {
-				assert.Equal(t, "order:a/"+testbed.Secret, lease.Key())
-			}
-			assert.Equal(t, "a/"+testbed.Secret, c.Param("id"))
-			assert.Equal(t, []string{"1", "2"}, c.QueryArray("x"))
-			assert.Equal(t, []string{"p", "q"}, c.Request.Header["X-Tag"])
-			assert.Equal(t, "application/octet-stream", c.ContentType())
-			assert.Empty(t, c.GetHeader("Authorization"))
-			assert.Empty(t, c.Request.Host)
-			assert.Empty(t, c.ClientIP())
-			got, err := io.ReadAll(c.Request.Body)
-			assert.NoError(t, err)
-			assert.Equal(t, sha256.Sum256(random), sha256.Sum256(got), "the body is as it was sent")
+			assertAsParked(t, c, random)
 			n := 0 // a stream that nobody listens to
 			c.Stream(func(io.Writer) bool {
 				n++

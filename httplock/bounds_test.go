@@ -21,6 +21,7 @@ import (
 
 // Clients that park all that they can, with every default, do not fill a Redis of 100 MB: they are refused, and
 // the locks of the service go on.
+// It is long since it is one story.
 func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
 	const clients = 32
 	body := strings.Repeat("x", 1<<20)

@@ -12,12 +12,12 @@ var (
 	errBodyTooLarge = errors.New("httplock: the body is too large")
 	// errBodyUnreadable: the client's body could not be read to its end.
 	errBodyUnreadable = errors.New("httplock: the body could not be read")
-	// errBodySlow: it did not come within WithBodyTimeout.
-	errBodySlow = fmt.Errorf("httplock: the body did not come in time: %w", os.ErrDeadlineExceeded)
-	// errBodiesFull: bodies of waiting requests take up as much as WithMaxWaitingBytes says.
-	errBodiesFull = errors.New("httplock: the bodies of waiting requests take up as much as they may")
-	// errPrincipalWaits: as many of the principal's requests wait as WithMaxWaitersPerPrincipal says.
-	errPrincipalWaits = errors.New("httplock: as many of the principal's requests wait as may")
+	// errBodySlow: it did not arrive within WithBodyTimeout.
+	errBodySlow = fmt.Errorf("httplock: the body did not arrive in time: %w", os.ErrDeadlineExceeded)
+	// errBodiesFull is about WithMaxWaitingBytes.
+	errBodiesFull = errors.New("httplock: the limit for the bodies of waiting requests is reached")
+	// errPrincipalWaits is about WithMaxWaitersPerPrincipal.
+	errPrincipalWaits = errors.New("httplock: the limit of the principal's waiting requests is reached")
 	// errNotReplayable: what was read shows that the request cannot be parked.
 	errNotReplayable = errors.New("httplock: the request cannot be replayed")
 	// errCredentials: the request must not be parked without a principal.

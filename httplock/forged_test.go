@@ -139,6 +139,7 @@ func contents(t *testing.T, rdb *redis.Client) string {
 	return b.String()
 }
 
+// It is long since it is one story.
 func TestCredentials_AreNeverStoredOrLogged(t *testing.T) {
 	defaults := testbed.CaptureLog(t)
 	redistest.EachAlone(t, func(t *testing.T, env *redistest.Env) {

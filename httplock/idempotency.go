@@ -125,8 +125,8 @@ var (
 	errBadIdempotencyKey = errors.New("httplock: the Idempotency-Key is malformed")
 	// errTooLargeToCompare: its body is longer than the cap. Comes with errBodyTooLarge.
 	errTooLargeToCompare = errors.New("httplock: the body is too large for an Idempotency-Key")
-	// errWhose: nobody can say whose the key is.
-	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal says that it is nobody's")
+	// errNoPrincipal: it is not known whose the key is.
+	errNoPrincipal = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal returned no principal for it")
 	// errNoTee: the adapter cannot show what the handler answers.
 	errNoTee = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tee")
 	// errAnswered: the request was done before, or is parked: there is an answer. Observers of locks see a call that was

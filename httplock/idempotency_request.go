@@ -97,7 +97,7 @@ func (m *Middleware) idempotencyPrincipal(p *requestState) (principal string, er
 		}
 	}
 	if errors.Is(err, errCredentials) {
-		return "", errWhose
+		return "", errNoPrincipal
 	}
 	return principal, err
 }
@@ -224,7 +224,7 @@ func (o *idempotentRequest) deferred(ctx context.Context, t core.Ticket) {
 	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
 	if err := o.m.idempotency.store.Parked(keep, o.work, t); err != nil {
-		o.m.logger().WarnContext(ctx, "httplock: if the client sends this parked request again, it may be parked again", "name", o.x.Name, "error", err)
+		o.m.logger().WarnContext(ctx, "httplock: a ticket was not kept with its Idempotency-Key: if the client sends the request again, it may be parked again", "name", o.x.Name, "error", err)
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 )
 
 // What cannot be kept whole is not answered in part, and its request is not run again.
+// It is long since most of it is a table.
 func TestIdempotency_ResponsesThatAreNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	file := filepath.Join(t.TempDir(), "large")

@@ -82,7 +82,7 @@ func (t *tee) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // final reports whether the response is what came of the request, once and for all.
 // Ended says that the handler's ctx had ended when it returned.
 func (t *tee) final(ended bool) bool {
-	silent := t.recorder.status == 0
+	wroteNothing := t.recorder.status == 0
 	t.recorder.begin()
 	switch status := t.recorder.status; {
 	case t.hijacked, status >= http.StatusInternalServerError:
@@ -92,7 +92,7 @@ func (t *tee) final(ended bool) bool {
 		return false // they ask for the same request again
 	case status >= http.StatusBadRequest && len(t.recorder.sent["Retry-After"]) > 0:
 		return false // so does this one, such as the 409 of a lock further in that is not ours
-	case ended && (silent || t.streamed || status >= http.StatusBadRequest):
+	case ended && (wroteNothing || t.streamed || status >= http.StatusBadRequest):
 		return false // the handler gave up because it was told to
 	}
 	return true

@@ -285,15 +285,9 @@ func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {
 					_, _ = fmt.Fprintf(w, "%s, run %d", name, runs.Add(1))
 				})))
 			answers := make([]testbed.Answer, n)
-			var all, early sync.WaitGroup
+			var all sync.WaitGroup
 			for i := range n {
-				all.Add(1)
-				early.Add(1)
-				go func() {
-					defer all.Done()
-					answers[i] = testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}"))
-					early.Done()
-				}()
+				all.Go(func() { answers[i] = testbed.Do(mux, withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")) })
 			}
 			<-started
 			if test.policy == nil { // while it is in progress
@@ -509,7 +503,7 @@ func TestIdempotency_CredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	store := httplock.WithIdempotency(newIdempotency(t, b))
 	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), store, httplock.WithPrincipal(nobody), httplock.WithLogger(log.Logger()))
 	testbed.RequireProblem(t, testbed.Do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
-	require.Contains(t, log.String(), "the function of WithPrincipal says that it is nobody's")
+	require.Contains(t, log.String(), "the function of WithPrincipal returned no principal")
 	require.NotContains(t, log.String(), testbed.Secret)
 
 	for name, opt := range map[string]httplock.Option{

@@ -71,7 +71,7 @@ func (p *param) key(r *http.Request) (string, error) {
 	v := pathValue(r, p.name)
 	switch {
 	case v == "":
-		return "", cmp.Or(unlessRouteHas(r, p.name), missing("path parameter", p.name))
+		return "", cmp.Or(missingFromRoute(r, p.name), missing("path parameter", p.name))
 	case r.Pattern == "" && strings.Contains(v, "%"): // of a router that does not tell its pattern
 		return "", BadKey(errAmbiguousPath)
 	}
@@ -166,8 +166,8 @@ func failing(err error) KeyFunc {
 // incomplete is the KeyFunc where there should be one.
 func incomplete(*http.Request) (string, error) { return "", invalid("the key function is nil") }
 
-// unlessRouteHas is an error if the matched route has no such path parameter.
-func unlessRouteHas(r *http.Request, name string) error {
+// missingFromRoute returns an error if the matched route has no such path parameter.
+func missingFromRoute(r *http.Request, name string) error {
 	if r.Pattern == "" {
 		return invalid("no path parameter %q: the request was not matched by a route: put the guard around what is registered with "+
 			"a pattern, not around the router", name)
@@ -177,7 +177,7 @@ func unlessRouteHas(r *http.Request, name string) error {
 	case slices.Contains(names, name):
 		return nil
 	case len(names) == 0:
-		return invalid("the route %s has no path parameter %q: it has none at all", r.Pattern, name)
+		return invalid("the route %s has no path parameter %q, nor any other", r.Pattern, name)
 	}
 	return invalid("the route %s has no path parameter %q: it has %s", r.Pattern, name, strings.Join(names, ", "))
 }
@@ -190,9 +190,9 @@ func keyHeader(name string) error {
 	case !isToken(name):
 		return invalid("%q is not a header's name", name)
 	case credentialHeaders[canonical]:
-		return invalid("the header %s carries credentials, and a key can be read in Redis: take the id of whom they stand for", canonical)
+		return invalid("the header %s carries credentials, and a key can be read in Redis: use the id of the user that they stand for", canonical)
 	case canonical == "Host":
-		return invalid("Host makes no key by itself: use a KeyFunc that reads r.Host, on a route that does not park")
+		return invalid("the header Host cannot be a key: use a KeyFunc that reads r.Host, on a route that does not park")
 	}
 	return nil
 }

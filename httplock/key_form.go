@@ -27,7 +27,7 @@ func Form(prefix, name string) KeyFunc {
 		}
 		switch values := form[name]; {
 		case len(values) > 1:
-			return "", BadKey(fmt.Errorf("form field %q: it is there %d times", name, len(values)))
+			return "", BadKey(fmt.Errorf("form field %q: given %d times", name, len(values)))
 		case len(values) == 0:
 			return "", nil
 		case r.URL.Query().Has(name):

@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
+// TestJSONField_MakesOneKeyOfOneValue is long since it is a table.
 func TestJSONField_MakesOneKeyOfOneValue(t *testing.T) {
 	const bad = "" // 400
 	for name, test := range map[string]struct{ path, body, want string }{
@@ -79,6 +80,9 @@ func TestJSONField_MakesOneKeyOfOneValue(t *testing.T) {
 			require.ErrorContains(t, err, "no usable key in the request")
 		})
 	}
+}
+
+func TestJSONField_PathsThatCannotBe(t *testing.T) {
 	for path, problem := range map[string]string{
 		"": "empty", "a.": "empty name", ".a": "empty name", "a..b": "empty name", strings.Repeat("a.", 16) + "a": "deeper than 16",
 	} {

@@ -18,6 +18,7 @@ import (
 
 // However a client writes a path, a value has one key, and two values never have the same, whether the router decodes
 // path parameters or not.
+// It is long since most of it is tables.
 func TestPathParams_AreDecodedOnce(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
@@ -26,18 +27,13 @@ func TestPathParams_AreDecodedOnce(t *testing.T) {
 		lease, _ := core.LeaseFrom(r.Context())
 		key = lease.Key()
 	})
-	by := func(name string) http.Handler { return httplock.PerKey(guard, httplock.Param("", name))(take) }
-	id := by("id")
+	id := httplock.PerKey(guard, httplock.Param("", "id"))(take)
 
 	mux := http.NewServeMux()
 	for _, pattern := range []string{"POST /o/{id}", "/t/{tenant}/o/{id}", "example.com/h/{id}", "POST /rest/{id...}", "POST /end/{id}/{$}"} {
 		mux.Handle(pattern, id)
 	}
 	mux.Handle("POST /cut/{id}", http.StripPrefix("/cut", id))
-	mux.Handle("POST /changed/{id}", http.StripPrefix("/changed/4", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.RequestURI = ""
-		id.ServeHTTP(w, r)
-	})))
 	router := chi.NewRouter()
 	router.Use(middleware.StripSlashes)
 	for _, pattern := range []string{"/o/{id}", "/o/{id}.json", "/t/{tenant}/o/{id}", "/n/{id:[^/]+}"} {
@@ -84,17 +80,30 @@ func TestPathParams_AreDecodedOnce(t *testing.T) {
 			require.Equal(t, want, key, "%T: %s", *handler, target)
 		}
 	}
+}
 
-	// Somebody has changed the path: nothing tells what the router saw.
+// cutsPrefix has h see a path that was changed, so that nothing tells what the router saw.
+func cutsPrefix(prefix string, h http.Handler) http.Handler {
+	return http.StripPrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RequestURI = ""
+		h.ServeHTTP(w, r)
+	}))
+}
+
+func TestPathParams_ThatMayHaveBeenDecodedAreRefused(t *testing.T) {
+	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
+	id := httplock.PerKey(guard, httplock.Param("", "id"))(http.HandlerFunc(ok))
+	mux := http.NewServeMux()
+	mux.Handle("POST /changed/{id}", cutsPrefix("/changed/4", id))
 	require.Equal(t, http.StatusOK, testbed.Call(t, mux, http.MethodPost, "/changed/42", "").Status)
 	testbed.RequireProblem(t, testbed.Call(t, mux, http.MethodPost, "/changed/4%2532", ""), http.StatusBadRequest, "bad-key", false)
-	// Nor does a router that does not tell its pattern.
-	silent := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	// A router that does not tell its pattern.
+	unnamed := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.SetPathValue("id", path.Base(r.URL.EscapedPath()))
 		id.ServeHTTP(w, r)
 	})
-	require.Equal(t, http.StatusOK, testbed.Call(t, silent, http.MethodPost, "/o/42", "").Status)
-	testbed.RequireProblem(t, testbed.Call(t, silent, http.MethodPost, "/o/%34%32", ""), http.StatusBadRequest, "bad-key", false)
+	require.Equal(t, http.StatusOK, testbed.Call(t, unnamed, http.MethodPost, "/o/42", "").Status)
+	testbed.RequireProblem(t, testbed.Call(t, unnamed, http.MethodPost, "/o/%34%32", ""), http.StatusBadRequest, "bad-key", false)
 
 	// It is refused also where a request without the parameter needs no key.
 	optional := httplock.PerKey(guard, func(r *http.Request) (string, error) {
@@ -103,9 +112,6 @@ func TestPathParams_AreDecodedOnce(t *testing.T) {
 		}
 		return r.PathValue("id"), nil
 	})(mustNotRun(t))
-	mux.Handle("POST /optional/{id}", http.StripPrefix("/optional/4", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.RequestURI = ""
-		optional.ServeHTTP(w, r)
-	})))
+	mux.Handle("POST /optional/{id}", cutsPrefix("/optional/4", optional))
 	testbed.RequireProblem(t, testbed.Call(t, mux, http.MethodPost, "/optional/4%2532", ""), http.StatusBadRequest, "bad-key", false)
 }

@@ -77,7 +77,7 @@ func TestKey_KeysThatCannotBeTaken(t *testing.T) {
 	}{
 		"param, empty":        {httplock.Param("k:", "id"), "/empty", "bad-key", ""},
 		"param, misnamed":     {httplock.Param("k:", "uid"), "/o/" + testbed.Secret, "internal", `the route POST /o/{id} has no path parameter \"uid\": it has id`},
-		"param, of none":      {httplock.Param("k:", "id"), "/none", "internal", `the route /none has no path parameter \"id\": it has none at all`},
+		"param, of none":      {httplock.Param("k:", "id"), "/none", "internal", `the route /none has no path parameter \"id\", nor any other`},
 		"param, unnamed":      {httplock.Param("k:", ""), "/o/" + testbed.Secret, "internal", "the name of the path parameter is empty"},
 		"query, missing":      {httplock.Query("k:", "q"), "/o/1", "bad-key", ""},
 		"query, empty":        {httplock.Query("k:", "q"), "/o/1?q=&q=" + testbed.Secret, "bad-key", ""},
@@ -122,12 +122,13 @@ func TestKey_KeysThatCannotBeTaken(t *testing.T) {
 			require.NotContains(t, log.String(), testbed.Secret)
 		})
 	}
-	t.Run("no route", func(t *testing.T) {
-		_, err := httplock.Param("k:", "id")(testbed.Request(t, http.MethodPost, "/o/1", ""))
-		require.ErrorIs(t, err, core.ErrInvalidOption)
-		require.ErrorContains(t, err, "was not matched by a route")
-	})
 	require.Empty(t, redistest.Keys(t, b.Redis, b.Prefix))
+}
+
+func TestKey_ParamsNeedARoute(t *testing.T) {
+	_, err := httplock.Param("k:", "id")(testbed.Request(t, http.MethodPost, "/o/1", ""))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	require.ErrorContains(t, err, "was not matched by a route")
 }
 
 func TestKey_JoinedKeysDiffer(t *testing.T) {
@@ -271,54 +272,57 @@ func TestKey_FunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 	})
 	testbed.Do(mux, testbed.Request(t, http.MethodPost, "/acme/1/2", "body"))
 	require.NotSame(t, before, seen)
+}
 
-	t.Run("it may keep its request", func(t *testing.T) {
-		var kept []*http.Request
-		keep := func(r *http.Request) (string, error) {
-			kept = append(kept, r)
-			return r.PathValue("id"), nil
+func TestKey_FunctionMayKeepItsRequest(t *testing.T) {
+	var kept []*http.Request
+	keep := func(r *http.Request) (string, error) {
+		kept = append(kept, r)
+		return r.PathValue("id"), nil
+	}
+	for i := range 10 {
+		r := testbed.Request(t, http.MethodPost, "/", "")
+		match := httplock.Match{Pattern: "/:id", Framework: i, Params: func(yield func(string, string) bool) { yield("id", strconv.Itoa(i)) }}
+		for _, key := range []httplock.KeyFunc{keep, httplock.Hash(keep), httplock.Param("", "id")} {
+			got, err := match.Key(key, r)
+			require.NoError(t, err)
+			require.Equal(t, strconv.Itoa(i), got)
 		}
-		for i := range 10 {
-			r := testbed.Request(t, http.MethodPost, "/", "")
-			match := httplock.Match{Pattern: "/:id", Framework: i, Params: func(yield func(string, string) bool) { yield("id", strconv.Itoa(i)) }}
-			for _, key := range []httplock.KeyFunc{keep, httplock.Hash(keep), httplock.Param("", "id")} {
-				got, err := match.Key(key, r)
-				require.NoError(t, err)
-				require.Equal(t, strconv.Itoa(i), got)
-			}
-		}
-		require.Len(t, kept, 20)
-		for i, r := range kept {
-			require.Equal(t, strconv.Itoa(i/2), r.PathValue("id"))
-			require.Equal(t, i/2, httplock.FrameworkFrom(r.Context()))
-			require.NoError(t, r.Context().Err())
-		}
-	})
-	t.Run("form", func(t *testing.T) {
-		r := testbed.Request(t, http.MethodPost, "/", "order=42&x=y")
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		key, err := httplock.Match{}.Key(func(r *http.Request) (string, error) { return r.PostFormValue("order"), nil }, r)
-		require.NoError(t, err)
-		require.Equal(t, "42", key)
-		require.Equal(t, "y", r.FormValue("x"), "the handler has the form that was parsed")
-	})
-	t.Run("a panic of the router leaves nothing to the next", func(t *testing.T) {
-		for range 100 {
-			r := testbed.Request(t, http.MethodPost, "/", "")
-			require.Panics(t, func() {
-				_, _ = httplock.Match{Pattern: "/:id", Params: func(yield func(string, string) bool) {
-					yield("id", testbed.Secret)
-					panic("router's")
-				}}.Key(httplock.Param("", "id"), r)
-			})
-			_, err := httplock.Match{Pattern: "/:id", Params: func(func(string, string) bool) {}}.Key(httplock.Param("", "id"), r)
-			require.ErrorContains(t, err, "missing or empty")
-		}
-	})
-	t.Run("panic", func(t *testing.T) {
-		r := testbed.Request(t, http.MethodPost, "/", "body")
-		require.PanicsWithValue(t, "mine", func() {
-			_, _ = httplock.Match{}.Key(func(*http.Request) (string, error) { panic("mine") }, r)
+	}
+	require.Len(t, kept, 20)
+	for i, r := range kept {
+		require.Equal(t, strconv.Itoa(i/2), r.PathValue("id"))
+		require.Equal(t, i/2, httplock.FrameworkFrom(r.Context()))
+		require.NoError(t, r.Context().Err())
+	}
+}
+
+func TestKey_FunctionMayParseTheForm(t *testing.T) {
+	r := testbed.Request(t, http.MethodPost, "/", "order=42&x=y")
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	key, err := httplock.Match{}.Key(func(r *http.Request) (string, error) { return r.PostFormValue("order"), nil }, r)
+	require.NoError(t, err)
+	require.Equal(t, "42", key)
+	require.Equal(t, "y", r.FormValue("x"), "the handler has the form that was parsed")
+}
+
+func TestKey_APanicOfTheRouterLeavesNothingToTheNext(t *testing.T) {
+	for range 100 {
+		r := testbed.Request(t, http.MethodPost, "/", "")
+		require.Panics(t, func() {
+			_, _ = httplock.Match{Pattern: "/:id", Params: func(yield func(string, string) bool) {
+				yield("id", testbed.Secret)
+				panic("router's")
+			}}.Key(httplock.Param("", "id"), r)
 		})
+		_, err := httplock.Match{Pattern: "/:id", Params: func(func(string, string) bool) {}}.Key(httplock.Param("", "id"), r)
+		require.ErrorContains(t, err, "missing or empty")
+	}
+}
+
+func TestKey_PanicsOfTheFunctionPass(t *testing.T) {
+	r := testbed.Request(t, http.MethodPost, "/", "body")
+	require.PanicsWithValue(t, "mine", func() {
+		_, _ = httplock.Match{}.Key(func(*http.Request) (string, error) { panic("mine") }, r)
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
+// TestPrefer_IsReadByItsGrammar is long since it is a table.
 func TestPrefer_IsReadByItsGrammar(t *testing.T) {
 	t.Parallel()
 	nothing, async := core.Preference{}, core.Preference{Async: true}

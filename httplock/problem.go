@@ -25,43 +25,43 @@ var (
 	}
 	problemKeyFull = problemKind{
 		"key-queue-full", http.StatusTooManyRequests, "Too many requests are waiting for this resource",
-		"As many requests for the same resource are queued as may be. This one was not queued. Try again later.",
+		"The resource is busy, and the limit of requests queued for it is reached. The request was not queued. Try again later.",
 	}
 	problemPrincipalFull = problemKind{
 		"principal-queue-full", http.StatusTooManyRequests, "Too many of your requests are waiting",
-		"The resource is busy, and as much of yours is queued as may be. The request was not queued. Try again later.",
+		"The resource is busy, and the limit of your queued requests is reached. The request was not queued. Try again when some of them have run.",
 	}
 	problemQueueFull = problemKind{
 		"queue-full", http.StatusServiceUnavailable, "The queue is full",
-		"The resource is busy, and there is no room to queue the request. Try again later.",
+		"The resource is busy, and the queue is full. The request was not queued. Try again later.",
 	}
 	problemWaitingFull = problemKind{
-		"waiting-full", http.StatusServiceUnavailable, "Too much is waiting",
-		"The bodies of waiting requests take up as much memory as they may. This request was not started. Try again later.",
+		"waiting-full", http.StatusServiceUnavailable, "Too many requests are waiting",
+		"The service's limit for the bodies of waiting requests is reached. The request was not started. Try again later.",
 	}
 	problemPrincipalWaitingFull = problemKind{
 		"principal-waiting-full", http.StatusTooManyRequests, "Too many of your requests are waiting",
-		"As many of your requests wait as may. This one was not started. Try again later.",
+		"The limit of your waiting requests is reached. The request was not started. Try again when some of them have been answered.",
 	}
 	problemBodyTooLarge = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large to be queued",
-		"The resource is busy, and the request's body is larger than what can be queued. The request was not queued.",
+		"The resource is busy, and the body is too large to be queued. The request was not queued. Try again later: it runs if the resource is free then.",
 	}
 	problemKeyBodyTooLarge = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large",
-		"The body says what the request is about, and is too large to be looked into. The request was not started.",
+		"The body names the resource, and is too large to be searched for the name. The request was not started.",
 	}
 	problemUnreadableBody = problemKind{
 		"unreadable-body", http.StatusBadRequest, "The body could not be read",
-		"The request's body did not arrive as it was announced. The request was not started.",
+		"The body ended before its announced length, or was malformed. The request was not started.",
 	}
 	problemSlowBody = problemKind{
-		"body-timeout", http.StatusRequestTimeout, "The body did not come in time",
-		"The request's body took too long to arrive. The request was not started.",
+		"body-timeout", http.StatusRequestTimeout, "The body did not arrive in time",
+		"The body took too long to arrive. The request was not started, and may be sent again.",
 	}
 	problemBadKey = problemKind{
-		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
-		"A path parameter, a header, a query parameter or a field of the body that names the resource is missing or cannot be used.",
+		"bad-key", http.StatusBadRequest, "The request does not name its resource",
+		"The path parameter, header, query parameter or field of the body that names the resource is missing or invalid. The request was not started.",
 	}
 	problemNoIdempotencyKey = problemKind{
 		"idempotency-key-missing", http.StatusBadRequest, "The Idempotency-Key is missing",
@@ -69,37 +69,38 @@ var (
 	}
 	problemBadIdempotencyKey = problemKind{
 		"idempotency-key-malformed", http.StatusBadRequest, "The Idempotency-Key is malformed",
-		"The header Idempotency-Key holds one string of 1 to 255 printable ASCII characters. The request was not started.",
+		"The header Idempotency-Key must be one string of 1 to 255 printable ASCII characters. The request was not started.",
 	}
 	problemKeyReused = problemKind{
 		"idempotency-key-reused", http.StatusUnprocessableEntity, "The Idempotency-Key was used for another request",
-		"A request with another target, content or resource was made with this Idempotency-Key. This one was not started.",
+		"A request with another target, content or resource was made with this Idempotency-Key. This one was not started. Send it with a new key.",
 	}
 	problemNotKept = problemKind{
 		"response-not-kept", http.StatusConflict, "The request was carried out before",
-		"A request with this Idempotency-Key was carried out and answered, and its response was not kept. This one was not started.",
+		"A request with this Idempotency-Key was carried out and answered, and its response was not kept. This one was not started. " +
+			"Read the resource to see what the first one did.",
 	}
 	// The request is compared with those of its Idempotency-Key, which its body is part of.
 	problemTooLargeToCompare = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large for an Idempotency-Key",
-		"The request has an Idempotency-Key, and its body is larger than those may be. The request was not started.",
+		"The body is larger than that of a request with an Idempotency-Key may be. The request was not started.",
 	}
 	problemForbidden = problemKind{
 		"forbidden", http.StatusForbidden, "Forbidden",
-		"Whoever the request is from may not have it run. It was not started.",
+		"The sender of the request may not have it run. It was not started.",
 	}
 	problemUnavailable = problemKind{
 		"unavailable", http.StatusServiceUnavailable, "The service cannot take requests now",
-		"It could not be made sure that this request runs alone, so it was not started. Try again later.",
+		"It is not known whether another request for the same resource is being worked on, so this one was not started. Try again later.",
 	}
 	problemTimeout = problemKind{
 		"timeout", http.StatusServiceUnavailable, "The request waited too long",
-		"The time for the request was over before the resource was free. The request was not started. Try again later.",
+		"The request's time ran out before the resource was free. The request was not started. Try again later.",
 	}
 	problemHandlerTimeout = problemKind{
 		"handler-timeout", http.StatusServiceUnavailable, "The request took too long",
-		"The time for the request was over before it was answered. It may still be running, and may take effect, wholly or in part. " +
-			"Find out before sending it again.",
+		"The request's time ran out before it was answered. It may still be running, and may take effect, wholly or in part. " +
+			"Find out what it did before you send it again.",
 	}
 	problemSelfCall = problemKind{
 		"self-call", http.StatusLoopDetected, "The request would wait for itself",
@@ -107,16 +108,16 @@ var (
 	}
 	problemOutcomeUnknown = problemKind{
 		"outcome-unknown", http.StatusInternalServerError, "Outcome unknown",
-		"The request was started, and lost its hold on the resource before it ended. It may have taken effect, wholly or in part. " +
-			"Find out before sending it again.",
+		"The request was started, and lost its lease on the resource before it ended. It may have taken effect, wholly or in part. " +
+			"Find out what it did before you send it again.",
 	}
 	problemInternal = problemKind{
 		"internal", http.StatusInternalServerError, "Internal error",
-		"The request was not started.",
+		"The service failed. The request was not started.",
 	}
 	problemMisconfigured = problemKind{
 		"misconfigured", http.StatusInternalServerError, "Internal error",
-		"The service is not set up to handle this request. The request was not started.",
+		"The service is not set up to run this request safely. It was not started.",
 	}
 	problemNoTicket = problemKind{
 		"no-such-ticket", http.StatusNotFound, "No such ticket",
@@ -124,7 +125,7 @@ var (
 	}
 	problemMethod = problemKind{
 		"method-not-allowed", http.StatusMethodNotAllowed, "Method not allowed",
-		"A ticket can be read with GET and HEAD, and cancelled with DELETE. Its result can be read.",
+		"A ticket can be read with GET and HEAD, and cancelled with DELETE. Its result can only be read.",
 	}
 	problemTicketRunning = problemKind{
 		"ticket-running", http.StatusConflict, "The request is running",

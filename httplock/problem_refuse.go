@@ -34,7 +34,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemBadIdempotencyKey.document(0))
 	case errors.Is(err, idempotency.ErrMismatch):
 		respond(x, problemKeyReused.document(0))
-	case errors.Is(err, errWhose), errors.Is(err, errNoTee), errors.Is(err, idempotency.ErrSealed):
+	case errors.Is(err, errNoPrincipal), errors.Is(err, errNoTee), errors.Is(err, idempotency.ErrSealed):
 		m.logger().ErrorContext(ctx, "httplock: misconfigured: request refused", "name", x.Name, "error", err)
 		respond(x, problemMisconfigured.document(0))
 	case errors.Is(err, ErrForbidden):
@@ -56,13 +56,13 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		errors.Is(err, idempotency.ErrStaleFence):
 		respond(x, problemConflict.document(soon()))
 	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull), errors.Is(err, errPrincipalWaits):
-		unwanted(x, err)
-	case left(ctx):
-		gone(x)
+		refuseBody(x, err)
+	case clientGone(ctx):
+		endGone(x)
 	case ctx.Err() != nil:
 		// A deadline of the server's: the client is still there, and silence
 		// would read as 200.
-		respond(x, orQueued(problemTimeout, encoded).document(soon()))
+		respond(x, mayBeQueued(problemTimeout, encoded).document(soon()))
 	case errors.Is(err, core.ErrInvalidKey), errors.As(err, &bad):
 		respond(x, problemBadKey.document(0))
 	case errors.Is(err, errTooLargeToCompare):
@@ -79,7 +79,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemQueueFull.document(soon()))
 	case errors.Is(err, core.ErrUnavailable):
 		m.logger().WarnContext(ctx, "httplock: request refused", "name", x.Name, "error", err)
-		respond(x, orQueued(problemUnavailable, encoded).document(soon()))
+		respond(x, mayBeQueued(problemUnavailable, encoded).document(soon()))
 	case errors.Is(err, core.ErrClosed):
 		respond(x, problemUnavailable.document(soon()))
 	default:
@@ -88,11 +88,11 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	}
 }
 
-// orQueued does not promise that a request was not started which a queue may
-// have stored: the queue's answer was lost.
-func orQueued(k problemKind, encoded bool) problemKind {
+// mayBeQueued takes back that a request was not started if a queue may have stored it: its answer
+// was lost.
+func mayBeQueued(k problemKind, encoded bool) problemKind {
 	if encoded {
-		k.detail = "It could not be confirmed that the request was queued. If it was, it will run."
+		k.detail = "It could not be confirmed that the request was queued. If it was, it will run: send it again only if it may run twice."
 	}
 	return k
 }
@@ -106,13 +106,13 @@ func (m *Middleware) refuseKey(x Exchange, err error) {
 	)
 	switch ctx := x.Request.Context(); {
 	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull):
-		unwanted(x, err)
+		refuseBody(x, err)
 	case errors.As(err, &bad), errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
 	case errors.Is(err, errBodyTooLarge), errors.As(err, &capped):
 		respond(x, problemKeyBodyTooLarge.document(0))
-	case left(ctx):
-		gone(x)
+	case clientGone(ctx):
+		endGone(x)
 	case errors.Is(err, errBodyUnreadable):
 		respond(x, problemUnreadableBody.document(0))
 	default:
@@ -121,8 +121,8 @@ func (m *Middleware) refuseKey(x Exchange, err error) {
 	}
 }
 
-// left reports whether the client has gone.
-func left(ctx context.Context) bool {
+// clientGone reports whether the client has closed its connection.
+func clientGone(ctx context.Context) bool {
 	return errors.Is(ctx.Err(), context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled)
 }
 
@@ -158,17 +158,17 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 	}{t.ID, "queued", timestamp(t.ExpiresAt)})
 }
 
-// gone ends the exchange with a client that has left.
-func gone(x Exchange) {
+// endGone ends the exchange with a client that has left.
+func endGone(x Exchange) {
 	x.ends(OutcomeCancelled, statusClientClosedRequest)
 	if !written(x) {
 		x.Writer.WriteHeader(statusClientClosedRequest)
 	}
 }
 
-// unwanted answers a request whose body is not wanted, or comes too slowly. What is left of it would have to be read
+// refuseBody answers a request whose body is not to be read, or arrives too slowly. What is left of it would have to be read
 // before the connection could be used again.
-func unwanted(x Exchange, err error) {
+func refuseBody(x Exchange, err error) {
 	if x.Request.ProtoMajor == 1 && !isEmpty(x.Request) && !written(x) {
 		x.Writer.Header().Set("Connection", "close")
 	}

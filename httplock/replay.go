@@ -205,14 +205,14 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 	c, err := decode(m.Payload)
 	switch {
 	case errors.Is(err, errUnknownForm):
-		return nil, nil, &foreignError{err}
+		return nil, nil, &unhandledError{err}
 	case err != nil:
 		return nil, nil, delayqueue.SkipRetry(err)
 	}
 	if p.rewrite != nil {
 		c.Target = p.rewrite(c.Method, c.Target)
 		if _, err := c.url(); err != nil {
-			return nil, nil, &foreignError{fmt.Errorf("WithTargetRewrite: %w", err)}
+			return nil, nil, &unhandledError{fmt.Errorf("WithTargetRewrite: %w", err)}
 		}
 	}
 	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, idempotencyKey: slices.Clone(c.Header["Idempotency-Key"])}
@@ -226,24 +226,24 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 	return replay, r, nil
 }
 
-// foreignError is why this process does not know how to run a message.
-type foreignError struct{ error }
+// unhandledError is why this process does not know how to run a message.
+type unhandledError struct{ error }
 
-func (e *foreignError) Unwrap() error { return e.error }
+func (e *unhandledError) Unwrap() error { return e.error }
 
 // check is why a message would be handed back, nil if that is not known.
 func (p *replayer) check(m delayqueue.Message) error {
 	replay, r, err := p.prepare(context.Background(), m)
-	foreign, _ := errors.AsType[*foreignError](err)
+	unhandled, _ := errors.AsType[*unhandledError](err)
 	switch {
-	case foreign != nil:
-		err = foreign.error
+	case unhandled != nil:
+		err = unhandled.error
 	case err != nil:
 		err = nil // it becomes a dead letter
 	default:
 		at := p.locate(r)
 		if err = at.unserved(); err == nil {
-			err = p.unasked(replay, at)
+			err = p.requireReauthorize(replay, at)
 		}
 	}
 	if err != nil {
@@ -254,8 +254,8 @@ func (p *replayer) check(m delayqueue.Message) error {
 
 func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	replay, r, err := p.prepare(ctx, m)
-	if foreign, _ := errors.AsType[*foreignError](err); foreign != nil {
-		return p.handBack(ctx, m, foreign.error)
+	if unhandled, _ := errors.AsType[*unhandledError](err); unhandled != nil {
+		return p.handBack(ctx, m, unhandled.error)
 	} else if err != nil {
 		return err
 	}
@@ -276,7 +276,7 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	case errors.Is(err, ErrForbidden):
 		replay.forbidden()
 		problemForbidden.document(0).write(w, r)
-	case errors.Is(err, errUnasked):
+	case errors.Is(err, errNoReauthorize):
 		return p.handBack(ctx, m, err)
 	default:
 		return delayqueue.RetryLater(fmt.Errorf("httplock: replay of %s: %w: %w", m.ID, errNotAuthorized, err), 0)
@@ -322,16 +322,16 @@ type replay struct {
 	id, key, principal string
 	idempotencyKey     []string // the request's Idempotency-Key
 
-	mu       sync.Mutex // handlers may call guarded ones on other goroutines
-	reached  bool       // a guard ran its handler under the key, or gave the request its result
-	skipped  bool       // a guard let the request pass without a key
-	statuses []int      // the guards' WithRetryStatuses
-	silent   bool       // the outermost of these handlers returned without a word
-	allowed  bool       // a guard made sure that the principal may have the request run
-	conflict error      // the first one that a guard met
-	failure  error      // the first other reason why a guard did not run its handler
-	panicked error      // how the guard that returned last ended, which is the outermost one
-	late     bool       // the time that Timeout gives was over
+	mu           sync.Mutex // handlers may call guarded ones on other goroutines
+	reached      bool       // a guard ran its handler under the key, or gave the request its result
+	skipped      bool       // a guard let the request pass without a key
+	statuses     []int      // the guards' WithRetryStatuses
+	wroteNothing bool       // the outermost of these handlers returned without a response
+	allowed      bool       // a guard made sure that the principal may have the request run
+	conflict     error      // the first one that a guard met
+	failure      error      // the first other reason why a guard did not run its handler
+	panicked     error      // how the guard that returned last ended, which is the outermost one
+	late         bool       // the time limit of Timeout ran out
 }
 
 type replayKey struct{}
@@ -371,7 +371,7 @@ func (r *replay) returned(x Exchange) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.silent = !x.Written()
+	r.wroteNothing = !x.Written()
 }
 
 // left records how a guard was left: by a panic with this value, which middleware in front may turn into a

@@ -45,18 +45,18 @@ func tryAgain(id string, w *recorder) error {
 }
 
 // errTimedOut: the handler of a replay was interrupted by Timeout.
-var errTimedOut = errors.New("the time that httplock.Timeout gives was over")
+var errTimedOut = errors.New("the time limit of httplock.Timeout ran out")
 
 // outcome classifies a response: nil is a result.
 func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *replay, at place, w *recorder) error {
 	replay.mu.Lock()
 	defer replay.mu.Unlock()
-	silent := w.status == http.StatusOK && len(w.body) == 0 && !w.truncated
+	wroteNothing := w.status == http.StatusOK && len(w.body) == 0 && !w.truncated
 	seen := replay.reached || replay.skipped
 	if seen {
-		silent = replay.silent && w.status == http.StatusOK
+		wroteNothing = replay.wroteNothing && w.status == http.StatusOK
 	}
-	interrupted := (ctx.Err() != nil || replay.late) && (silent || w.status >= http.StatusBadRequest) // told to give up, the handler did
+	interrupted := (ctx.Err() != nil || replay.late) && (wroteNothing || w.status >= http.StatusBadRequest) // told to give up, the handler did
 	switch {
 	case replay.panicked != nil:
 		return replay.panicked
@@ -68,7 +68,7 @@ func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *re
 		cause := cmp.Or(context.Cause(ctx), errTimedOut)
 		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", m.ID, w.status, cause)
 	case !seen:
-		return p.unseen(ctx, m, at, w)
+		return p.unguardedOutcome(ctx, m, at, w)
 	case w.status == http.StatusTooManyRequests, w.status == http.StatusServiceUnavailable, slices.Contains(replay.statuses, w.status):
 		return tryAgain(m.ID, w)
 	default:

@@ -123,6 +123,15 @@ func TestReplayOutcomes(t *testing.T) {
 		require.NotErrorIs(t, err, core.ErrConflict)
 	}
 
+	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte("junk")})
+	require.ErrorContains(t, err, "decode a parked request")
+	require.Equal(t, fmt.Sprintf("%T", delayqueue.SkipRetry(err)), fmt.Sprintf("%T", err), "it is not tried again")
+
+	require.ErrorIs(t, httplock.Replay(nil)(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
+}
+
+func TestReplayOutcomes_OfPanics(t *testing.T) {
+	lock := anyGuard(t)
 	for _, value := range []any{"boom", http.ErrAbortHandler} {
 		handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(value) })
 		require.PanicsWithValue(t, value, func() { _ = httplock.Replay(lock(handler))(t.Context(), message(t, post(t, "/"))) })
@@ -161,12 +170,6 @@ func TestReplayOutcomes(t *testing.T) {
 			require.NotErrorIs(t, err, core.ErrConflict, name)
 		}
 	}
-
-	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte("junk")})
-	require.ErrorContains(t, err, "decode a parked request")
-	require.Equal(t, fmt.Sprintf("%T", delayqueue.SkipRetry(err)), fmt.Sprintf("%T", err), "it is not tried again")
-
-	require.ErrorIs(t, httplock.Replay(nil)(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
 }
 
 func TestReplay_ThatWasInterruptedIsNoResult(t *testing.T) {

@@ -16,8 +16,8 @@ var (
 	errNoRoute = errors.New("this service has no such route: services that share a Redis need a prefix or queue names of their own, " +
 		"and routes of one host that is not in their pattern need WithReplayHost")
 	errUnguarded     = errors.New("the route has no guard")
-	errRefused       = errors.New("what is in front of the guard must let replays pass")
-	errUnasked       = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay WithReplayReauthorize")
+	errRefused       = errors.New("middleware in front of the guard refused it, and must let replays pass")
+	errNoReauthorize = errors.New("it was parked on a principal's behalf, and nothing says whether that one may still have it run: give Replay WithReplayReauthorize")
 	errNotAuthorized = errors.New("the replay was not authorized")
 )
 
@@ -51,7 +51,7 @@ func (p *replayer) locate(r *http.Request) place {
 // authorize asks whether the principal may still have the replay run, unless a guard will.
 func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
 	if p.reauthorize == nil {
-		return p.unasked(replay, at)
+		return p.requireReauthorize(replay, at)
 	}
 	err := p.reauthorize(r, replay.principal)
 	if err == nil {
@@ -60,16 +60,16 @@ func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
 	return err
 }
 
-// unasked is an error if nobody would be asked whether the principal may have the replay run.
-func (p *replayer) unasked(replay *replay, at place) error {
+// requireReauthorize is an error if no function would be asked whether the principal may have the replay run.
+func (p *replayer) requireReauthorize(replay *replay, at place) error {
 	if p.reauthorize == nil && replay.principal != "" && at != placeAsks {
-		return errUnasked
+		return errNoReauthorize
 	}
 	return nil
 }
 
-// unseen classifies a response that no guard has seen: nil is a result.
-func (p *replayer) unseen(ctx context.Context, m delayqueue.Message, at place, w *recorder) error {
+// unguardedOutcome classifies a response that no guard has seen: nil is a result.
+func (p *replayer) unguardedOutcome(ctx context.Context, m delayqueue.Message, at place, w *recorder) error {
 	switch status := w.status; {
 	case slices.Contains(refusals, status):
 		return p.handBack(ctx, m, fmt.Errorf("answered with status %d before it reached its guard: %w", status, errRefused))
@@ -79,7 +79,7 @@ func (p *replayer) unseen(ctx context.Context, m delayqueue.Message, at place, w
 		return tryAgain(m.ID, w)
 	}
 	if p.warned.first(m.Name) {
-		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and what it answered is the result",
+		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and its response is the result",
 			"name", m.Name, "id", m.ID, "status", w.status)
 	}
 	return nil

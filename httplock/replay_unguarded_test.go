@@ -154,6 +154,7 @@ func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
 }
 
 // Nothing is called to find out that a route is not guarded, or not there.
+// It is long since most of it is a table.
 func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)

@@ -103,14 +103,7 @@ func (s *rollout) start(release string) *replica {
 			}
 			return target
 		}))...)
-		handler = func(ctx context.Context, m delayqueue.Message) error {
-			if bytes.HasPrefix(m.Payload, []byte(`{"v":2`)) {
-				var f newForm
-				assert.NoError(s.t, json.Unmarshal(m.Payload, &f))
-				m.Payload = []byte(fmt.Sprintf(`{"v":1,"method":%q,"target":%q}`+"\n", f.Verb, f.Where))
-			}
-			return replay(ctx, m)
-		}
+		handler = s.readsNewForm(replay)
 	}
 	r.handler = mux
 	r.worker, err = delayqueue.NewWorker(q, locker, handler, delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
@@ -121,6 +114,17 @@ func (s *rollout) start(release string) *replica {
 	defer s.mu.Unlock()
 	s.replicas = append(s.replicas, r)
 	return r
+}
+
+func (s *rollout) readsNewForm(replay delayqueue.Handler) delayqueue.Handler {
+	return func(ctx context.Context, m delayqueue.Message) error {
+		if bytes.HasPrefix(m.Payload, []byte(`{"v":2`)) {
+			var f newForm
+			assert.NoError(s.t, json.Unmarshal(m.Payload, &f))
+			m.Payload = []byte(fmt.Sprintf(`{"v":1,"method":%q,"target":%q}`+"\n", f.Verb, f.Where))
+		}
+		return replay(ctx, m)
+	}
 }
 
 // stop takes the first replicas of a release away.

@@ -133,10 +133,10 @@ func (t *tickets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(statusClientClosedRequest)
 	case errors.Is(err, core.ErrUnavailable):
 		slog.WarnContext(r.Context(), "httplock: a ticket could not be served", "error", err)
-		unread(problemUnavailable, r.Method, " Try again later.").document(soon()).write(w, r)
+		ticketProblem(problemUnavailable, r.Method, " Try again later.").document(soon()).write(w, r)
 	default:
 		slog.ErrorContext(r.Context(), "httplock: a ticket could not be served", "error", err)
-		unread(problemInternal, r.Method, "").document(0).write(w, r)
+		ticketProblem(problemInternal, r.Method, "").document(0).write(w, r)
 	}
 }
 
@@ -244,9 +244,8 @@ func ticketOf(path string) (id string, result bool) {
 
 const resultSegment = "result"
 
-// unread is about a ticket. The other texts of k are about a request that would
-// have run.
-func unread(k problemKind, method, advice string) problemKind {
+// ticketProblem is k with a detail about a ticket, and not about a request that would have run.
+func ticketProblem(k problemKind, method, advice string) problemKind {
 	k.detail = "The state of the ticket could not be read." + advice
 	if method == http.MethodDelete {
 		k.detail = "It could not be confirmed that the request was cancelled." + advice

@@ -44,22 +44,7 @@ func TestSoakWaitingBodies(t *testing.T) {
 	lease, err := testbed.NewLocker(t, rdb).TryAcquire(t.Context(), "held")
 	require.NoError(t, err)
 
-	child := exec.Command(os.Args[0], "-test.run=^TestSoakWaitingBodies$", "-test.timeout=10m")
-	child.Env, child.Stderr = append(os.Environ(), soakServer+"="+server.Addr), os.Stderr
-	stdin, err := child.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	addr := ""
-	for lines := bufio.NewScanner(stdout); addr == "" && lines.Scan(); {
-		addr, _ = strings.CutPrefix(lines.Text(), "serving ")
-		if addr == lines.Text() {
-			addr = ""
-		}
-	}
-	require.NotEmpty(t, addr)
-	go func() { _, _ = io.Copy(io.Discard, stdout) }()
+	addr, stop := startWaitingBodies(t, server.Addr)
 	before := memoryOf(t, addr)
 
 	body := []byte(strings.Repeat("x", size))
@@ -100,8 +85,28 @@ func TestSoakWaitingBodies(t *testing.T) {
 	require.EqualValues(t, clients, statuses[http.StatusOK].Load()+statuses[http.StatusServiceUnavailable].Load())
 	require.Greater(t, statuses[http.StatusOK].Load(), int64(room*3/4))
 	require.Zero(t, after.Waiting)
-	require.NoError(t, stdin.Close())
-	require.NoError(t, child.Wait())
+	stop()
+}
+
+// startWaitingBodies starts the server in a process of its own. It returns its address, and a function that ends it.
+func startWaitingBodies(t *testing.T, redisAddr string) (addr string, stop func()) {
+	child := exec.Command(os.Args[0], "-test.run=^TestSoakWaitingBodies$", "-test.timeout=10m")
+	child.Env, child.Stderr = append(os.Environ(), soakServer+"="+redisAddr), os.Stderr
+	stdin, err := child.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	found := false
+	for lines := bufio.NewScanner(stdout); !found && lines.Scan(); {
+		addr, found = strings.CutPrefix(lines.Text(), "serving ")
+	}
+	require.True(t, found)
+	go func() { _, _ = io.Copy(io.Discard, stdout) }()
+	return addr, func() {
+		require.NoError(t, stdin.Close())
+		require.NoError(t, child.Wait())
+	}
 }
 
 // memory is what the server's process takes up.

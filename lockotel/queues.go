@@ -89,8 +89,8 @@ func (o *options) run(ctx context.Context, queue string, m delayqueue.Message, n
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: stored}))
 	}
 	ctx, span := o.tracer.Start(ctx, "run "+queue, opts...)
-	if its := traceparent(ctx); its != "" {
-		m.Trace = its
+	if current := traceparent(ctx); current != "" {
+		m.Trace = current
 	}
 	returned := false
 	defer func() {

@@ -49,12 +49,12 @@ const (
 )
 
 var (
-	lockCalls      = newMetric("perkey_lock_calls_total", typeCounter, "Calls for a key, by how they ended.", "name", "outcome")
+	lockCalls      = newMetric("perkey_lock_calls_total", typeCounter, "Calls for a key, by outcome.", "name", "outcome")
 	lockWait       = newMetric("perkey_lock_wait_seconds", typeHistogram, "Time from the start to the end of calls that waited for their key.", "name")
 	lockHold       = newMetric("perkey_lock_hold_seconds", typeHistogram, "Time for which leases were held.", "name")
 	lockHeld       = newMetric("perkey_lock_held", typeGauge, "Leases held now.", "name")
 	lockWaiting    = newMetric("perkey_lock_waiting", typeGauge, "Calls that wait for their key now.", "name")
-	lockLost       = newMetric("perkey_lock_lost_total", typeCounter, "Leases that ended before their release, by why: expired, gone, forced, released or closed.", "name", "cause")
+	lockLost       = newMetric("perkey_lock_lost_total", typeCounter, "Leases that ended before their release, by cause: expired, gone, forced, released or closed.", "name", "cause")
 	lockUnreleased = newMetric("perkey_lock_unreleased_total", typeCounter, "Releases that did not reach Redis: the keys stayed held until the leases ended.", "name")
 
 	renewalsSent   = newMetric("perkey_renewals_total", typeCounter, "Renewals of leases that were sent.")
@@ -63,17 +63,17 @@ var (
 
 	warnedOf = newMetric("perkey_warning", typeGauge, "Servers or queues with a warning now.", "source", "kind")
 
-	enqueueCalls = newMetric("perkey_enqueue_total", typeCounter, "Calls to store a job, by how they ended.", "queue", "result")
+	enqueueCalls = newMetric("perkey_enqueue_total", typeCounter, "Calls to store a job, by result.", "queue", "result")
 	queueEvents  = newMetric("perkey_queue_events_total", typeCounter, "Ends of claims, and messages that were reaped: redelivered, since their worker died, or overdue, too old to be started.", "queue", "event")
 	queueLag     = newMetric("perkey_queue_lag_seconds", typeHistogram, "Time for which messages were due when they were started.", "queue")
 	keyWaits     = newMetric("perkey_worker_key_wait_seconds", typeHistogram, "Time for which messages with a key waited for it after their claim.", "queue")
 	claims       = newMetric("perkey_worker_claim_seconds", typeHistogram, "Time from claims to their ends.", "queue")
 
-	requestOutcomes = newMetric("perkey_http_requests_total", typeCounter, "Requests to guarded routes, by what became of them.", "route", "outcome")
-	recordEvents    = newMetric("perkey_idempotency_total", typeCounter, "Calls of the store of Idempotency-Keys, by how they ended.", "event")
-	taskOutcomes    = newMetric("perkey_tasks_total", typeCounter, "Tasks of asynq, each time that one was handed out, by what became of it.", "type", "outcome")
+	requestOutcomes = newMetric("perkey_http_requests_total", typeCounter, "Requests to guarded routes, by outcome.", "route", "outcome")
+	recordEvents    = newMetric("perkey_idempotency_total", typeCounter, "Calls to the store of Idempotency-Keys, by result.", "event")
+	taskOutcomes    = newMetric("perkey_tasks_total", typeCounter, "Tasks of asynq, by outcome: a task counts each time that asynq hands it out.", "type", "outcome")
 
-	configReloads = newMetric("perkey_config_reloads_total", typeCounter, "Configuration files that were to replace the one in force, by what became of them: done, unchanged or refused.", "result")
+	configReloads = newMetric("perkey_config_reloads_total", typeCounter, "Attempts to replace the configuration file in force, by result: done, unchanged or refused.", "result")
 	configRefused = newMetric("perkey_config_refused", typeGauge, "Whether the latest configuration file was refused, and an older one is in force: 1 or 0.")
 	configInfo    = newMetric("perkey_config_info", typeGauge, "1, for the configuration file in force: the first 12 digits of its SHA-256, and its number in this process, the first being 1.", "version", "hash")
 

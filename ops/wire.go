@@ -117,7 +117,7 @@ type (
 		Held      int64  `json:"held"`
 		TTL       int64  `json:"ttl"`
 		Remaining int64  `json:"remaining"`
-		Contended bool   `json:"wanted,omitempty"`
+		Contended bool   `json:"contended,omitempty"`
 	}
 	wireWait struct {
 		Key    text   `json:"key"`

@@ -46,7 +46,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, ends...)
 	defer stop()
 	defer context.AfterFunc(ctx, stop)() // a second one ends it even if Redis does not answer
-	redis.SetLogger(silent{})
+	redis.SetLogger(discardLog{})
 	slog.SetDefault(slog.New(slog.NewTextHandler(errOut, nil)))
 	t := &tool{out: out, errOut: errOut}
 	defer t.close()
@@ -67,10 +67,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}
 }
 
-// silent keeps go-redis from telling of each dial that fails: perkey says so itself.
-type silent struct{}
+// discardLog keeps go-redis from logging each dial that fails: perkey reports it.
+type discardLog struct{}
 
-func (silent) Printf(context.Context, string, ...any) {}
+func (discardLog) Printf(context.Context, string, ...any) {}
 
 func (t *tool) command() *cli.Command {
 	usage := func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usagef("%v", err) }

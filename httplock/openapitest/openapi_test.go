@@ -134,6 +134,7 @@ func (c *checker) validate(method, target string, a testbed.Answer) (bool, []str
 	return ok, texts
 }
 
+// TestOpenAPI_SaysWhatAServiceAnswers is long since it is one story, in which each answer is met.
 func TestOpenAPI_SaysWhatAServiceAnswers(t *testing.T) {
 	b, server := testbed.NewFragile(t)
 	queue, err := delayqueue.New(b.Redis, "work", delayqueue.WithPrefix(b.Prefix), delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxDepthPerKey(3), delayqueue.WithMaxDepth(4))

@@ -195,25 +195,17 @@ func (l *Listener) listen() (wasUp bool, err error) {
 	}()
 
 	var seen atomic.Int64 // checks that have arrived
-	pinged, checked := false, false
+	checked := false
 	up := func() {
 		wasUp = true
 		l.up.Store(true)
 		l.onUp()
 	}
 	for {
-		msg, err := sub.ReceiveTimeout(ctx, idle)
+		msg, err := receive(ctx, sub)
 		if err != nil {
-			if ctx.Err() != nil {
-				return wasUp, context.Cause(ctx)
-			}
-			if pinged || !isTimeout(err) || sub.Ping(ctx) != nil {
-				return wasUp, err
-			}
-			pinged = true
-			continue
+			return wasUp, err
 		}
-		pinged = false
 		switch msg := msg.(type) {
 		case *redis.Subscription:
 			switch {
@@ -237,6 +229,18 @@ func (l *Listener) listen() (wasUp bool, err error) {
 			}
 		}
 	}
+}
+
+// receive returns the next message of a subscription. One that is idle has to answer a PING.
+func receive(ctx context.Context, sub *redis.PubSub) (any, error) {
+	msg, err := sub.ReceiveTimeout(ctx, idle)
+	if err != nil && ctx.Err() == nil && isTimeout(err) && sub.Ping(ctx) == nil {
+		msg, err = sub.ReceiveTimeout(ctx, idle)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return msg, err
 }
 
 // keepChecking gives a subscription up if it is neither to the server of the client's commands, nor

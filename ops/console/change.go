@@ -24,8 +24,8 @@ const (
 	maxCounted   = 100_000 // Queue.Count goes no further
 )
 
-// wanted is a change that somebody wants, as links and forms have it.
-type wanted struct {
+// proposal is a change that somebody asks for, as links and forms have it.
+type proposal struct {
 	Do      ops.Action
 	Key     string
 	Fence   int64
@@ -43,7 +43,7 @@ type wanted struct {
 	names *keyNames
 }
 
-func (c *console) wantedBy(r *http.Request) (a wanted, err error) {
+func (c *console) readProposal(r *http.Request) (a proposal, err error) {
 	v := r.FormValue
 	whole := func(name string) (n int64) {
 		if text := v(name); text != "" && err == nil {
@@ -51,7 +51,7 @@ func (c *console) wantedBy(r *http.Request) (a wanted, err error) {
 		}
 		return n
 	}
-	a = wanted{
+	a = proposal{
 		Do: ops.Action(v("do")), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
 		Count: whole("count"), Request: requestOf(v), Seen: v("seen"), Rate: float64(whole("rate")), For: time.Duration(whole("minutes")) * time.Minute,
 		Why:   strings.TrimSpace(r.PostFormValue("why")), // a link has none
@@ -64,14 +64,14 @@ func (c *console) wantedBy(r *http.Request) (a wanted, err error) {
 	return a, err
 }
 
-func (a wanted) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Name, Cause: a.Cause} }
+func (a proposal) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Name, Cause: a.Cause} }
 
-func (a wanted) messages() ops.Messages {
+func (a proposal) messages() ops.Messages {
 	return ops.Messages{Queue: a.Queue, ID: a.ID, Filter: a.filter(), Count: a.Count}
 }
 
 // limit is how long a change may take.
-func (a wanted) limit() time.Duration {
+func (a proposal) limit() time.Duration {
 	d := changeTime
 	if a.Do == ops.ActionRedrive && a.Rate > 0 {
 		d += time.Duration(float64(min(a.Count, maxCounted)) / a.Rate * float64(time.Second))
@@ -80,7 +80,7 @@ func (a wanted) limit() time.Duration {
 }
 
 // Back is the page that shows what is changed.
-func (a wanted) Back() string {
+func (a proposal) Back() string {
 	switch {
 	case a.Do == ops.ActionUnlock:
 		return a.names.url(a.Key)
@@ -95,7 +95,7 @@ func (a wanted) Back() string {
 }
 
 // Self is the address that makes the change, with what was seen: a query keeps any bytes, which the field of a form does not.
-func (a wanted) Self() string {
+func (a proposal) Self() string {
 	query := url.Values{"do": {string(a.Do)}}
 	for name, value := range map[string]string{
 		"key": a.names.param(a.Key), "queue": a.Queue, "id": a.ID, "name": a.Name, "cause": a.Cause,
@@ -114,7 +114,7 @@ func (a wanted) Self() string {
 }
 
 // Again is the page that asks for the change anew, with what is true then.
-func (a wanted) Again() string {
+func (a proposal) Again() string {
 	switch a.Do {
 	case ops.ActionUnlock, ops.ActionForget:
 		return a.Back()
@@ -123,7 +123,7 @@ func (a wanted) Again() string {
 }
 
 type changeBody struct {
-	wanted
+	proposal
 	Title, Does, Risk, Button string
 	Counted                   bool // Count is how many there are
 	Some                      bool // it is only how many of the first
@@ -167,7 +167,7 @@ var changes = map[ops.Action]changeBody{
 
 // confirm shows what a change would do, and asks why.
 func (c *console) confirm(r *http.Request) (*page, error) {
-	a, err := c.wantedBy(r)
+	a, err := c.readProposal(r)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (c *console) confirm(r *http.Request) (*page, error) {
 		return nil, err
 	}
 	body, known := changes[a.Do]
-	body.wanted = a
+	body.proposal = a
 	switch {
 	case !known:
 		return nil, &httpError{http.StatusNotFound, "There is no such change."}
@@ -214,7 +214,7 @@ func (c *console) count(r *http.Request, queue *delayqueue.Queue, body *changeBo
 	return nil
 }
 
-func navOf(a wanted) string {
+func navOf(a proposal) string {
 	switch a.Do {
 	case ops.ActionUnlock:
 		return "keys"
@@ -233,7 +233,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, &httpError{http.StatusBadRequest, "The form cannot be read."})
 		return
 	}
-	a, err := c.wantedBy(r)
+	a, err := c.readProposal(r)
 	var who string
 	if err == nil {
 		who, err = c.authorize(r, a.Do)
@@ -248,7 +248,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, err)
 		return
 	}
-	body := changeBody{wanted: a, Title: "Done"}
+	body := changeBody{proposal: a, Title: "Done"}
 	status, done := 0, make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), a.limit())
@@ -271,7 +271,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 }
 
 // make makes a change that was asked for.
-func (c *console) make(ctx context.Context, by ops.By, a wanted) (err error) {
+func (c *console) make(ctx context.Context, by ops.By, a proposal) (err error) {
 	switch a.Do {
 	case ops.ActionUnlock:
 		return c.operator.Unlock(ctx, by, a.Key, a.Fence)

@@ -76,11 +76,11 @@ func TestAreas_UnknownIsNotGood(t *testing.T) {
 	assert.Equal(t, []string{"Flow unknown", "Exclusion unknown", "Redis act", "Processes unknown"}, []string{level(all[0]), level(all[1]), level(all[2]), level(all[3])})
 }
 
-func TestWanted_SlowRedrivesHaveTheirTime(t *testing.T) {
-	assert.Equal(t, changeTime, wanted{Do: ops.ActionPurge, Count: 50_000}.limit())
-	assert.Equal(t, changeTime, wanted{Do: ops.ActionRedrive, Count: 50_000}.limit())
-	assert.Equal(t, changeTime+50_000*time.Second, wanted{Do: ops.ActionRedrive, Count: 50_000, Rate: 1}.limit())
-	assert.Equal(t, changeTime+maxCounted*time.Second, wanted{Do: ops.ActionRedrive, Count: 1 << 62, Rate: 1}.limit())
+func TestProposal_SlowRedrivesHaveTheirTime(t *testing.T) {
+	assert.Equal(t, changeTime, proposal{Do: ops.ActionPurge, Count: 50_000}.limit())
+	assert.Equal(t, changeTime, proposal{Do: ops.ActionRedrive, Count: 50_000}.limit())
+	assert.Equal(t, changeTime+50_000*time.Second, proposal{Do: ops.ActionRedrive, Count: 50_000, Rate: 1}.limit())
+	assert.Equal(t, changeTime+maxCounted*time.Second, proposal{Do: ops.ActionRedrive, Count: 1 << 62, Rate: 1}.limit())
 }
 
 // Errors name keys in quotation marks: the page's, another that a call wanted too, and one that was cut off.

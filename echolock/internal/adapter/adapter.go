@@ -204,7 +204,7 @@ func (e *Echo[C]) invalid(format string, args ...any) error {
 }
 
 func (e *Echo[C]) errPre() error {
-	return e.invalid("the middleware was given to e.Pre, which runs before the route is known: give it to e.Use, a group or a route")
+	return e.invalid("the middleware is in e.Pre, which runs before the route is known: put it into e.Use, a group or a route")
 }
 
 // params yields the path parameters. Echo calls a wildcard *, whatever the route calls it: it

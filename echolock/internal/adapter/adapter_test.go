@@ -180,7 +180,7 @@ func TestGuard_InFrontOfTheRouterFailsClosed(t *testing.T) {
 			options: []httplock.Option{logger}, handler: mustNotRun(t),
 		})
 		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath, ""), http.StatusInternalServerError, "internal", false)
-		require.Contains(t, log.String(), "the middleware was given to e.Pre")
+		require.Contains(t, log.String(), "the middleware is in e.Pre")
 		require.NotContains(t, log.String(), testbed.Secret)
 		if v.name == "v4" {
 			require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodPost, "/nowhere", "").Status)
