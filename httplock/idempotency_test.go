@@ -326,12 +326,13 @@ func (o outcomeKinds) OnOutcome(_ context.Context, e core.Outcome) { o.seen <- e
 // A request that is made again while another one has the key is not a failure of the lock.
 func TestIdempotency_StoredResponseIsAConflictToTheLocksObserver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := testbed.New(t, env)
-		queue, err := delayqueue.New(b.Redis, "q", delayqueue.WithPrefix(b.Prefix))
+		rdb := env.Client(t)
+		queue, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		for name, policy := range map[string]core.ConflictPolicy{"reject": core.RejectConflicts, "wait": retry.Policy{MaxWait: time.Minute}, "park": delayqueue.Policy(queue)} {
+			b := testbed.On(t, rdb, env.Prefix+name) // keys of its own
 			observer := outcomeKinds{seen: make(chan core.OutcomeKind, 10)}
-			locker := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), core.WithObserver(observer))
+			locker := testbed.NewLocker(t, rdb, core.WithPrefix(b.Prefix), core.WithObserver(observer))
 			var runs atomic.Int64
 			mux := guarded(locker.Guard(policy), count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, b)))
 			first := testbed.Do(mux, withKey(t, testbed.OrderPath, name, "{}"))
