@@ -161,12 +161,10 @@ func readMillis(reply any) (time.Time, bool) {
 // readClock reads a time of Redis, and notes it and what comes with it.
 func (p *partition) readClock(reply any) (time.Time, bool) {
 	s, _ := reply.(string)
-	ms, _, closed := strings.Cut(s, " ")
-	if closed {
-		p.noteClosed(s)
-	}
+	ms, closed, _ := strings.Cut(s, " ")
 	now, ok := readMillis(ms)
 	if ok {
+		p.noteClosed(now.UnixMilli(), closed)
 		p.clock.Store(&clock{now.UnixMilli(), time.Now()})
 	}
 	return now, ok

@@ -172,6 +172,9 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 		}
 		if len(change) == 0 {
 			m.read = began
+			for _, p := range m.current().partitions {
+				p.drained.Store(false) // it was, before Redis lost all
+			}
 			q.manifest.Store(m)
 			q.tellSplit(m)
 			return m, nil

@@ -271,6 +271,45 @@ func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 	}
 }
 
+// A worker knows that a partition was closed before Redis lost all. It runs what is stored there since.
+func TestManifest_ThatRedisHasLostClosesNoPartition(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var r ran
+		begun := make(chan struct{})
+		goOn := make(chan struct{})
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Name == "first" {
+				close(begun)
+				<-goOn
+			}
+			return r.handle(ctx, m)
+		})
+		first := b.enqueue(delayqueue.Job{Key: "k", Name: "first"})
+		<-begun
+		require.NoError(t, b.queue.Repartition(t.Context(), 2))
+		close(goOn) // its settlement learns that the partition is closed
+		b.reaches(first, delayqueue.StateDone)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		keys, err := b.rdb.Keys(t.Context(), env.Prefix+":*").Result()
+		require.NoError(t, err)
+		require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
+
+		anew := b.newQueue(b.rdb)
+		for _, q := range []*delayqueue.Queue{anew, b.queue} { // which write, and read, the manifest
+			_, err = q.Stats(t.Context())
+			require.NoError(t, err)
+		}
+		for i := range 8 {
+			receipt, err := anew.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("id", i), Key: "k"})
+			require.NoError(t, err)
+			b.reaches(receipt.ID, delayqueue.StateDone)
+		}
+		require.Equal(t, "1:1", b.manifest()["generations"])
+		require.Equal(t, []string{"id0", "id1", "id2", "id3", "id4", "id5", "id6", "id7"}, r.ids()[2:])
+	})
+}
+
 func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)

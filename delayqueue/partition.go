@@ -21,14 +21,19 @@ type partition struct {
 	known    atomic.Bool // that nothing of another layout is there
 
 	generation int
-	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
-	closed   atomic.Pointer[string]
-	drained  atomic.Bool // it was closed, and empty
-	clock    atomic.Pointer[clock]
-	bytes    atomic.Int64 // that its messages took at the last enqueue
-	enqueues *groupcommit.Group[*enqueueing]
-	settles  *groupcommit.Group[*settling]
-	workers  atomic.Int64 // the greatest concurrency of a Worker that is served
+	closed     atomic.Pointer[closedMark] // once this is known
+	drained    atomic.Bool                // it was closed, and empty
+	clock      atomic.Pointer[clock]
+	bytes      atomic.Int64 // that its messages took at the last enqueue
+	enqueues   *groupcommit.Group[*enqueueing]
+	settles    *groupcommit.Group[*settling]
+	workers    atomic.Int64 // the greatest concurrency of a Worker that is served
+}
+
+// closedMark says that a partition is closed.
+type closedMark struct {
+	seq string // the number that what joins a FIFO here exceeds since then
+	at  int64  // a time of Redis, in ms, when it was closed
 }
 
 func (q *Queue) newPartition(generation int, tag string) *partition {

@@ -218,7 +218,7 @@ func (q *Queue) olderHas(ctx context.Context, p *partition, m Message) (int64, e
 func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 	const op = "carry over"
 	from, m := c.partition, c.message
-	for range manifestTries {
+	for try := range manifestTries {
 		now, err := q.agreed(ctx, op)
 		if err != nil {
 			return err
@@ -228,7 +228,7 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 			if last = p; p.generation <= from.generation {
 				continue
 			}
-			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy)); stored || err != nil {
+			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy), try > 0); stored || err != nil {
 				return err
 			}
 		}
@@ -241,26 +241,27 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 
 // adopt stores a message that is carried over from a closed partition, and may be started for so
 // long, unless it is stored here already. It ends if it coalesces and a newer one is here. It
-// reports false if this partition is closed too, and no newer one is here.
-func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
+// reports false if this partition is closed too, and no newer one is here; and if it has stored
+// nothing yet and the caller is not sure: see send.
+func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration, sure bool) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	flag := "-"
 	if m.coalesces {
 		flag = string(rune(flagCoalesces))
 	}
 	text, payload := textOf(m.Key, m.Name, m.Principal, m.Payload, p.inline())
-	args := []any{p.queue.admission, howMany(1, true), m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
+	args := []any{p.queue.admission, howMany(1, sure), m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
 		max(0, left.Milliseconds()), flag, unixms.Of(m.EnqueuedAt), unixms.Of(m.ExpiresAt), m.attempts(""))}
 	var long []string
 	if payload != nil {
 		long, args = append(long, m.ID), append(args, payload)
 	}
 	reply, err := p.change(ctx, enqueueScript, long, args...)
-	_, _, exceptions, err := p.readEnqueued(1, reply, err)
+	_, unclaimed, exceptions, err := p.readEnqueued(1, reply, err)
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}
-	return exceptions[0] != wordClosed, nil
+	return unclaimed >= 0 && exceptions[0] != wordClosed, nil
 }
 
 // joinedLate reports whether a message joined its key's FIFO after the partition was closed: it is
@@ -268,16 +269,18 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 // whole message.
 func (p *partition) joinedLate(m Message) bool {
 	closed := p.closed.Load()
-	return closed != nil && m.damage == "" && m.Key != "" && len(m.seq) == len(*closed) && m.seq > *closed
+	return closed != nil && m.damage == "" && m.Key != "" && len(m.seq) == len(closed.seq) && m.seq > closed.seq
 }
 
-// noteClosed records that the partition is closed, and since which number, as scripts report it
-// after the time.
-func (p *partition) noteClosed(reply string) {
-	if p.closed.Load() != nil {
-		return
-	}
-	if f := strings.Fields(reply); len(f) == 3 {
-		p.closed.Store(&f[1])
+// noteClosed records whether the partition is closed, and since which number, as scripts report it
+// after the time. One that was closed and is not any more was lost with all else that Redis had.
+func (p *partition) noteClosed(now int64, mark string) {
+	was := p.closed.Load()
+	if f := strings.Fields(mark); len(f) == 2 {
+		if was == nil || was.seq != f[0] {
+			p.closed.Store(&closedMark{f[0], now})
+		}
+	} else if was != nil && now > was.at { // else the reply is from before
+		p.closed.CompareAndSwap(was, nil)
 	}
 }
