@@ -9,6 +9,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/schedule"
 	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/leasekey"
+	"github.com/perkey-go/perkey/internal/observing"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -278,7 +279,8 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := l.granted.Elapsed(now); errors.Is(err, ErrLeaseLost) {
-		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Kind: lossOf(err), Cause: err})
+		e := Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Kind: lossOf(err), Cause: err}
+		observing.Tell(l.Context(), nil, "core", func() { owner.observer.OnLost(l.Context(), e) })
 	} else {
 		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/nilcheck"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Locker takes keys on one Redis deployment, or on a majority of several. One per process and
@@ -128,7 +129,7 @@ func (e *storeEvents) Orphaned(key, token string, fence, server int64) {
 }
 
 func (e *storeEvents) Warn(w store.Warning) {
-	e.observer.OnWarning(context.Background(), warningOf(w))
+	(*Locker)(e).warn(warningOf(w))
 }
 
 // ID names the Locker among those of all processes, as [Participant] shows it.
@@ -249,8 +250,7 @@ func (l *Locker) end(g *grant, lease *Lease, cause error) {
 	l.waiters.lost(g)
 	l.notifications.freed(g.key())
 	if lease != nil {
-		l.observer.OnLost(lease.Context(), Lost{
-			Key: g.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause,
-		})
+		e := Lost{Key: g.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause}
+		observing.Tell(lease.Context(), nil, "core", func() { l.observer.OnLost(lease.Context(), e) })
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
 	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 const (
@@ -111,7 +112,9 @@ func (r *renewals) renew(batch []*grant) {
 	for _, g := range gone {
 		_ = r.locker.leases.lose(g, notOurs)
 	}
-	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
+	observing.Tell(ctx, nil, "core", func() {
+		r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
+	})
 }
 
 // renewalsOf makes the requests of a batch. The tokens share one string: a process renews thousands

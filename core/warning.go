@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Warning reports something that makes locks less reliable or slower than they could be. No call
@@ -55,16 +56,20 @@ func warningOf(w store.Warning) Warning {
 	return Warning{Kind: WarningKind(w.Kind), Node: w.Node, Detail: w.Detail, Err: w.Err, Resolved: w.Resolved}
 }
 
+func (l *Locker) warn(w Warning) {
+	observing.Tell(context.Background(), nil, "core", func() { l.observer.OnWarning(context.Background(), w) })
+}
+
 func (l *Locker) warnContext() {
 	l.warnedContext.Do(func() {
-		l.observer.OnWarning(context.Background(), Warning{Kind: WarnContext, Detail: "a call's ctx is a framework's context, such as a *gin.Context, " +
+		l.warn(Warning{Kind: WarnContext, Detail: "a call's ctx is a framework's context, such as a *gin.Context, " +
 			"which does not end when the client leaves or the lease is lost: give it c.Request.Context(), or set gin's Engine.ContextWithFallback"})
 	})
 }
 
 func (l *Locker) warnOtherLocker() {
 	l.warnedLocker.Do(func() {
-		l.observer.OnWarning(context.Background(), Warning{Kind: WarnOtherLocker, Detail: "a call is made under a lease on the same key of a Locker with another " +
+		l.warn(Warning{Kind: WarnOtherLocker, Detail: "a call is made under a lease on the same key of a Locker with another " +
 			"client or prefix, such as a worker's: it waits for itself, or the two do not exclude one another: give both Lockers one client and one prefix"})
 	})
 }
@@ -81,6 +86,6 @@ func (l *Locker) checkEviction() {
 		return // what failed may have failed because the Locker closes
 	}
 	for _, w := range warnings {
-		l.observer.OnWarning(context.Background(), warningOf(w))
+		l.warn(warningOf(w))
 	}
 }

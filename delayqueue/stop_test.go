@@ -27,6 +27,10 @@ func TestStop_AWorkerStartsOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, never.Stop(t.Context()), "before Start")
 	require.ErrorIs(t, never.Start(), delayqueue.ErrStopped)
+
+	var zero delayqueue.Worker
+	require.ErrorIs(t, zero.Start(), delayqueue.ErrInvalidArgument)
+	require.NoError(t, zero.Stop(t.Context()))
 }
 
 func TestStop_LetsHandlersFinish(t *testing.T) {

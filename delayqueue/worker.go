@@ -159,6 +159,8 @@ func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
+	case w.queue == nil:
+		return fmt.Errorf("delayqueue: start: %w: the Worker is not of NewWorker", ErrInvalidArgument)
 	case w.stopped:
 		return fmt.Errorf("delayqueue: start: %w", ErrStopped)
 	case w.started:
@@ -177,6 +179,9 @@ func (w *Worker) Start() error {
 // Stop may be called before Start, more than once, and from several goroutines: each call waits,
 // and the first ctx to end counts for all.
 func (w *Worker) Stop(ctx context.Context) error {
+	if w.queue == nil { // not of NewWorker: it has not started
+		return nil
+	}
 	w.mu.Lock()
 	if !w.stopped {
 		w.stopped = true
