@@ -299,7 +299,10 @@ func TestRepartition_WhatIsGivenBackIsReplaced(t *testing.T) {
 		require.True(t, s.save(q, Job{Key: "doc"}))
 		require.Equal(t, 2, s.parked(q)["doc "], "what is claimed is not replaced")
 		close(goOn)
-		require.NoError(t, s.onePerSlot(q))
+		redistest.Eventually(t, func() bool { // not only while it is claimed once more
+			status, err := q.Status(t.Context(), "save0")
+			return err == nil && status.State == StateSuperseded
+		}, "it is replaced")
 		require.NoError(t, lease.Release(t.Context()))
 		redistest.Eventually(t, func() bool { return len(s.parked(q)) == 0 }, "all is through")
 		require.NoError(t, s.newestRuns(q))

@@ -122,7 +122,8 @@ func newWorkerWatch() *workerWatch {
 	return &workerWatch{looking: map[*partition]bool{}, again: noWorkerAfter + time.Second}
 }
 
-// lookAgain looks later whether somebody works on what was parked in a partition.
+// lookAgain looks later whether somebody works on what was parked in a partition, and then again until nothing is left there. Its
+// caller has the mutex.
 func (w *workerWatch) lookAgain(p *partition) {
 	if w.looking[p] {
 		return
@@ -132,7 +133,7 @@ func (w *workerWatch) lookAgain(p *partition) {
 		w.mu.Lock()
 		delete(w.looking, p)
 		w.mu.Unlock()
-		if since, err := p.unclaimed(context.Background()); err == nil && since >= noWorkerAfter {
+		if since, err := p.unclaimed(context.Background()); err == nil && p.bytes.Load() > 0 {
 			p.queue.noteClaim(p, since, true)
 		}
 	})

@@ -41,9 +41,10 @@ func Example() {
 
 	shipped := make(chan struct{})
 	ship := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { close(shipped) })
+	const route = "POST /orders/{id}/ship"
 	mux, guard := http.NewServeMux(), locker.Guard(delayqueue.Policy(queue))
-	mux.Handle("POST /orders/{id}/ship", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.WithAnonymous())(ship))
-	handler := otelhttp.NewHandler(mux, "request", otelhttp.WithTracerProvider(provider))
+	mux.Handle(route, httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.WithAnonymous())(ship))
+	handler := otelhttp.NewHandler(mux, route, otelhttp.WithTracerProvider(provider))
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(handler),
 		delayqueue.WithMiddleware(lockotel.Middleware("ship", ours)))
 	check(err)
@@ -60,10 +61,10 @@ func Example() {
 	show(recorder.Ended())
 	// Output:
 	// 202
-	// park ship, in request
-	// perkey.acquire, in request
-	// request
-	// request, in run ship
+	// park ship, in POST /orders/{id}/ship
+	// perkey.acquire, in POST /orders/{id}/ship
+	// POST /orders/{id}/ship
+	// POST /orders/{id}/ship, in run ship
 	// run ship, linked to park ship
 }
 

@@ -11,7 +11,7 @@ require (
 	github.com/perkey-go/perkey v0.0.0
 	github.com/perkey-go/perkey/lockprom v0.0.0
 	github.com/prometheus/client_golang v1.25.0
-	github.com/redis/go-redis/v9 v9.23.0
+	github.com/redis/go-redis/v9 v9.22.0
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/stretchr/testify v1.12.1
 	github.com/urfave/cli/v3 v3.14.0
