@@ -99,7 +99,7 @@ func (c *checker) checkQueue(p *probe, name string, q *queueSection) {
 		c.At(path, "the name is not allowed; expected 1 to 64 letters, digits, dots, underscores and hyphens")
 	}
 	if _, err := delayqueue.New(p.rdb, "probe", q.bounds()...); err != nil {
-		c.At(path, "the bounds do not fit: max_bytes, max_bytes_per_key and max_bytes_per_principal must be larger than max_payload by a quarter and 4KiB")
+		c.At(path, "max_payload is too large: max_bytes, max_bytes_per_key and max_bytes_per_principal must exceed it by a quarter and 4KiB")
 	}
 	if w := q.Worker; w.initial() > w.most() {
 		c.At(member(path, "worker"), "retry_initial, %s, is longer than retry_max, %s", w.initial(), w.most())

@@ -103,7 +103,7 @@ func (rt *Runtime) checkParked(ctx context.Context, r *report, before, made *sta
 		case rt.closing.Err() != nil:
 			return fmt.Errorf("config: reload: %w", core.ErrClosed)
 		default:
-			return fmt.Errorf("config: reload: the file takes away what parked requests may need, and what the queue %q holds could not be asked: %w", name, err)
+			return fmt.Errorf("config: reload: the file removes what parked requests may need, and the queue %q cannot be read: %w", name, err)
 		}
 	}
 	return nil

@@ -241,7 +241,7 @@ func TestReload_WhileRedisIsAway(t *testing.T) {
 	err = rt.Reload(put(without))
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	assert.NotErrorIs(t, err, core.ErrInvalidOption)
-	assert.ErrorContains(t, err, `config: reload: the file takes away what parked requests may need, and what the queue "later" holds could not be asked: `)
+	assert.ErrorContains(t, err, `config: reload: the file removes what parked requests may need, and the queue "later" cannot be read: `)
 	assert.Same(t, in, rt.File())
 	_, ok := rt.Route("POST", "/b")
 	assert.True(t, ok)

@@ -27,6 +27,14 @@ func admissions(t *testing.T, rdb *redis.Client, at func(next func() error) erro
 	}})
 }
 
+// readersBehind returns the lease of a writer, and the grants of a's readers that wait for it.
+func readersBehind(t *testing.T, env *redistest.Env, writer, a *core.Locker, readers int) (writing *core.Lease, grants <-chan got) {
+	t.Helper()
+	writing, err := writer.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	return writing, merged(acquiringMany(t, env, a, readers, core.Shared()))
+}
+
 // Calls that ask for a free key at the same time, none of which would wait for it. Those that work for less
 // than a round trip are gone when the others are to be admitted beside them.
 func TestReaders_OfAFreeKeyAreNotRefused(t *testing.T) {
@@ -67,9 +75,7 @@ func TestReaders_ALeaderThatIsGoneAdmitsNobodyPastAWriter(t *testing.T) {
 			return next()
 		})
 		a, b, c, d := lockerOn(t, rdb, env.Prefix), newLocker(t, env), newLocker(t, env), newLocker(t, env)
-		writing, err := b.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
+		writing, grants := readersBehind(t, env, b, a, readers)
 		beside := acquiring(t, c, "k", core.Shared())
 		queued(t, env, "k", 2)
 		second := acquiring(t, d, "k")
@@ -142,9 +148,7 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 				a, proxy, direct := throughProxy(t, env, retries)
 				require.NoError(t, direct.ScriptLoad(t.Context(), core.Scripts["admit"]).Err())
 				b := newLocker(t, env)
-				writing, err := b.Acquire(t.Context(), "k")
-				require.NoError(t, err)
-				grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
+				writing, grants := readersBehind(t, env, b, a, readers)
 				proxy.LoseReply(once(redis.NewScript(core.Scripts["admit"]).Hash()))
 				require.NoError(t, writing.Release(t.Context()))
 				fences := map[int64]bool{}
@@ -225,9 +229,7 @@ func TestReaders_AreNotAdmittedWhileTheKeyIsReserved(t *testing.T) {
 			return next()
 		})
 		a := lockerOn(t, rdb, env.Prefix)
-		writing, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
+		writing, grants := readersBehind(t, env, l, a, readers)
 		require.NoError(t, writing.Release(t.Context()))
 		leader := granted(t, grants)
 		queued(t, env, "k", 1)
@@ -248,9 +250,7 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 		rdb := env.Client(t)
 		ran, gate := heldAdmission(t, rdb)
 		a, b := lockerOn(t, rdb, env.Prefix), newLocker(t, env)
-		writing, err := b.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
+		writing, grants := readersBehind(t, env, b, a, readers)
 		require.NoError(t, writing.Release(t.Context()))
 		<-ran
 		time.AfterFunc(20*time.Millisecond, func() { close(gate) })
@@ -264,7 +264,7 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		writing, err = b.Acquire(t.Context(), "k")
+		writing, err := b.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		require.Less(t, time.Since(start), 4*time.Second)
 		require.NoError(t, writing.Release(t.Context()))
@@ -283,9 +283,7 @@ func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
 			return next()
 		})
 		a, b := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t))), newLocker(t, env)
-		writing, err := b.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
+		writing, grants := readersBehind(t, env, b, a, readers)
 		require.NoError(t, writing.Release(t.Context()))
 		leases := []*core.Lease{granted(t, grants)}
 		time.AfterFunc(300*time.Millisecond, func() { proxy.Blackhole(0) })

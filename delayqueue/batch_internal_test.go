@@ -107,13 +107,27 @@ func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redi
 	return nil
 }
 
+// requireCaught requires that check fails with each mutant.
+func requireCaught(t *testing.T, check func(*testing.T, *redistest.Env, ...redis.Hook) error, mutants []mutant) {
+	t.Helper()
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			err := check(t, redistest.Real(t), hook)
+			require.Error(t, err)
+			t.Log(err)
+		})
+	}
+}
+
 func TestEnqueue_JobsOfAllKindsTogether(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, storesAll(t, env)) })
 }
 
 func TestBatch_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	for _, m := range []mutant{
+	requireCaught(t, storesAll, []mutant{
 		{"long payloads are mixed up", "enqueue", "PAYLOADS + body_at[id]", "PAYLOADS + 1"},
 		{"all are stored as the first ones", "enqueue", "first = before + 1, last = before + many", "first = before + 1, last = before == 0 and n or 0"},
 		{"answers are mixed up", "enqueue", "      replies[#replies + 1], replies[#replies + 2] = i, why\n", "      replies[#replies + 1], replies[#replies + 2] = 1, why\n"},
@@ -121,15 +135,7 @@ func TestBatch_MutantsAreCaught(t *testing.T) {
 		{"they take more than may be", "enqueue", "bytes + size <= room", "true"},
 		{"bytes of the usual are not counted", "enqueue", "all + 1, bytes + size, stored", "all + 1, bytes, stored"},
 		{"what takes more than the usual is left out", "enqueue", "if #others == 0 then", "if true then"},
-	} {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			err := storesAll(t, redistest.Real(t), hook)
-			require.Error(t, err)
-			t.Log(err)
-		})
-	}
+	})
 }
 
 // The script looks up all ids before it stores the first, so two of one id are stored by a call each.
@@ -226,16 +232,8 @@ func TestEnqueue_ManyCallersLoseReplies(t *testing.T) {
 
 func TestMutantsOfLostRepliesAreCaught(t *testing.T) {
 	t.Parallel()
-	for _, m := range []mutant{
+	requireCaught(t, storesOnce, []mutant{
 		{"what was stored is not known", "enqueue", "known[i] = known[i] and known[i]:sub(33, 45)", "known[i] = false"},
 		{"of a call only the first is known", "enqueue", "known[i] = known[i] and", "known[i] = i == 1 and known[i] and"},
-	} {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			err := storesOnce(t, redistest.Real(t), hook)
-			require.Error(t, err)
-			t.Log(err)
-		})
-	}
+	})
 }

@@ -63,7 +63,7 @@ func requireSealed(t *testing.T, s *idempotency.Store, w idempotency.Work, why s
 func TestEncryption_LawsHold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s, rdb := newStore(t, env, idempotency.WithTTL(time.Hour), idempotency.WithEncryption(ring("k", map[string][]byte{"k": key('k')})))
-		require.NoError(t, laws(t.Context(), s, rdb, env.Prefix))
+		require.NoError(t, checkLaws(t.Context(), s, rdb, env.Prefix))
 	})
 }
 

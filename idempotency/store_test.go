@@ -28,134 +28,167 @@ func newStore(t testing.TB, env *redistest.Env, opts ...idempotency.Option) (*id
 	return s, rdb
 }
 
-// laws is what a Store promises. It is an error if one does not hold.
-func laws(ctx context.Context, s *idempotency.Store, rdb redis.UniversalClient, prefix string) error {
-	n := 0
-	fresh := func() idempotency.Work {
-		n++
-		return idempotency.Work{Name: fmt.Sprintf("{w}%d-%d", n, rand.Uint64()), Fingerprint: "a"}
+// laws checks what a Store promises.
+type laws struct {
+	ctx    context.Context
+	store  *idempotency.Store
+	rdb    redis.UniversalClient
+	prefix string
+	n      int
+	broken []error
+}
+
+const lawFence = int64(1<<51 + 7) // of the size of a clock in µs
+
+var lawTicket = core.Ticket{ID: "t1", Queue: "ship", ExpiresAt: time.UnixMilli(1800000000123)}
+
+// checkLaws returns an error if a law does not hold.
+func checkLaws(ctx context.Context, s *idempotency.Store, rdb redis.UniversalClient, prefix string) error {
+	l := &laws{ctx: ctx, store: s, rdb: rdb, prefix: prefix}
+	l.ofOneWork()
+	l.ofStaleFences()
+	l.ofLostRecords()
+	l.ofParkedWork()
+	l.ofForgetting()
+	l.ofTTLs()
+	return errors.Join(l.broken...)
+}
+
+func (l *laws) must(ok bool, law string) {
+	if !ok {
+		l.broken = append(l.broken, errors.New(law))
 	}
-	other := func(w idempotency.Work) idempotency.Work { w.Fingerprint = "b"; return w }
-	var broken []error
-	must := func(ok bool, law string) {
-		if !ok {
-			broken = append(broken, errors.New(law))
-		}
-	}
-	begin := func(w idempotency.Work, fence int64) (string, error) {
-		outcome, err := s.Begin(ctx, w, fence)
-		return string(outcome), err
-	}
-	ticket := core.Ticket{ID: "t1", Queue: "ship", ExpiresAt: time.UnixMilli(1800000000123)}
-	const fence = int64(1<<51 + 7) // of the size of a clock in µs
+}
 
-	w := fresh()
-	outcome, err := begin(w, fence)
-	must(outcome == "" && err == nil, "who begins first runs")
-	outcome, err = begin(w, fence)
-	must(outcome == "" && err == nil, "a lost reply does not keep the holder from running")
-	_, err = begin(other(w), fence+1)
-	must(errors.Is(err, idempotency.ErrMismatch), "other work is refused while the first is under way")
-	_, err = s.Lookup(ctx, other(w))
-	must(errors.Is(err, idempotency.ErrMismatch), "who looks for other work is told")
-	must(errors.Is(s.Finish(ctx, other(w), fence, []byte("x")), idempotency.ErrMismatch), "other work is not what came of this one")
-	must(errors.Is(s.Parked(ctx, other(w), ticket), idempotency.ErrMismatch), "other work is not where this one is parked")
-	found, err := s.Lookup(ctx, w)
-	must(err == nil && found.Outcome == nil && found.Ticket.ID == "", "unfinished work has no outcome")
-	must(s.Finish(ctx, w, fence, []byte("a\x00\xff")) == nil, "the holder finishes")
-	must(s.Finish(ctx, w, fence, []byte("a\x00\xff")) == nil, "a lost reply does not change that")
-	outcome, err = begin(w, fence+1)
-	must(outcome == "a\x00\xff" && err == nil, "finished work has its outcome, byte for byte")
-	outcome, err = begin(w, fence-1)
-	must(outcome == "a\x00\xff" && err == nil, "whatever the fence")
-	must(s.Parked(ctx, w, ticket) == nil, "finished work may be said to be parked")
-	found, err = s.Lookup(ctx, w)
-	must(err == nil && string(found.Outcome) == "a\x00\xff" && found.Ticket.ID == "", "and is finished all the same")
-	_, err = begin(other(w), fence+1)
-	must(errors.Is(err, idempotency.ErrMismatch), "other work is refused when the first is finished")
+func (l *laws) fresh() idempotency.Work {
+	l.n++
+	return idempotency.Work{Name: fmt.Sprintf("{w}%d-%d", l.n, rand.Uint64()), Fingerprint: "a"}
+}
 
-	w = fresh()
-	_, _ = begin(w, fence)
-	outcome, err = begin(w, fence+1)
-	must(outcome == "" && err == nil, "what was begun and not finished runs again")
-	must(errors.Is(s.Finish(ctx, w, fence, []byte("stale")), idempotency.ErrStaleFence), "who was overtaken does not finish")
-	_, err = begin(w, fence)
-	must(errors.Is(err, idempotency.ErrStaleFence), "who was overtaken does not begin")
-	must(s.Finish(ctx, w, fence+1, []byte("late")) == nil, "who overtook finishes")
-	must(errors.Is(s.Finish(ctx, w, fence, []byte("stale")), idempotency.ErrStaleFence), "and is not overwritten")
-	outcome, _ = begin(w, fence+2)
-	must(outcome == "late", "its outcome counts")
+func other(w idempotency.Work) idempotency.Work { w.Fingerprint = "b"; return w }
 
-	w = fresh()
-	_, _ = begin(w, fence)
-	must(rdb.Del(ctx, prefix+":idem{}:"+w.Name).Err() == nil, "the record has its name")
-	must(s.Finish(ctx, w, fence, []byte("kept")) == nil, "work whose record is gone can be finished")
-	outcome, err = begin(w, fence+1)
-	must(outcome == "kept" && err == nil, "and is not done again")
-	_, err = begin(other(w), fence+1)
-	must(errors.Is(err, idempotency.ErrMismatch), "and binds its key")
+func (l *laws) begin(w idempotency.Work, fence int64) (string, error) {
+	outcome, err := l.store.Begin(l.ctx, w, fence)
+	return string(outcome), err
+}
 
-	w = fresh()
-	must(s.Parked(ctx, w, ticket) == nil, "work can be parked before it was begun")
-	found, err = s.Lookup(ctx, w)
-	must(err == nil && found.Ticket.ID == ticket.ID && found.Ticket.Queue == ticket.Queue &&
-		found.Ticket.ExpiresAt.Equal(ticket.ExpiresAt), "and tells its ticket")
-	_, err = begin(other(w), fence)
-	must(errors.Is(err, idempotency.ErrMismatch), "parked work binds its key")
-	outcome, err = begin(w, fence)
-	must(outcome == "" && err == nil, "parked work runs")
-	must(s.Finish(ctx, w, fence, []byte("x")) == nil, "and is finished")
+func (l *laws) ofOneWork() {
+	w := l.fresh()
+	outcome, err := l.begin(w, lawFence)
+	l.must(outcome == "" && err == nil, "who begins first runs")
+	outcome, err = l.begin(w, lawFence)
+	l.must(outcome == "" && err == nil, "a lost reply does not keep the holder from running")
+	_, err = l.begin(other(w), lawFence+1)
+	l.must(errors.Is(err, idempotency.ErrMismatch), "other work is refused while the first is under way")
+	_, err = l.store.Lookup(l.ctx, other(w))
+	l.must(errors.Is(err, idempotency.ErrMismatch), "who looks for other work is told")
+	l.must(errors.Is(l.store.Finish(l.ctx, other(w), lawFence, []byte("x")), idempotency.ErrMismatch), "other work is not what came of this one")
+	l.must(errors.Is(l.store.Parked(l.ctx, other(w), lawTicket), idempotency.ErrMismatch), "other work is not where this one is parked")
+	found, err := l.store.Lookup(l.ctx, w)
+	l.must(err == nil && found.Outcome == nil && found.Ticket.ID == "", "unfinished work has no outcome")
+	l.must(l.store.Finish(l.ctx, w, lawFence, []byte("a\x00\xff")) == nil, "the holder finishes")
+	l.must(l.store.Finish(l.ctx, w, lawFence, []byte("a\x00\xff")) == nil, "a lost reply does not change that")
+	outcome, err = l.begin(w, lawFence+1)
+	l.must(outcome == "a\x00\xff" && err == nil, "finished work has its outcome, byte for byte")
+	outcome, err = l.begin(w, lawFence-1)
+	l.must(outcome == "a\x00\xff" && err == nil, "whatever the lawFence")
+	l.must(l.store.Parked(l.ctx, w, lawTicket) == nil, "finished work may be said to be parked")
+	found, err = l.store.Lookup(l.ctx, w)
+	l.must(err == nil && string(found.Outcome) == "a\x00\xff" && found.Ticket.ID == "", "and is finished all the same")
+	_, err = l.begin(other(w), lawFence+1)
+	l.must(errors.Is(err, idempotency.ErrMismatch), "other work is refused when the first is finished")
+}
 
-	w = fresh()
+func (l *laws) ofStaleFences() {
+	w := l.fresh()
+	_, _ = l.begin(w, lawFence)
+	outcome, err := l.begin(w, lawFence+1)
+	l.must(outcome == "" && err == nil, "what was begun and not finished runs again")
+	l.must(errors.Is(l.store.Finish(l.ctx, w, lawFence, []byte("stale")), idempotency.ErrStaleFence), "a holder with a smaller fence does not finish")
+	_, err = l.begin(w, lawFence)
+	l.must(errors.Is(err, idempotency.ErrStaleFence), "a holder with a smaller fence does not begin")
+	l.must(l.store.Finish(l.ctx, w, lawFence+1, []byte("late")) == nil, "the one with the greater fence finishes")
+	l.must(errors.Is(l.store.Finish(l.ctx, w, lawFence, []byte("stale")), idempotency.ErrStaleFence), "and is not overwritten")
+	outcome, _ = l.begin(w, lawFence+2)
+	l.must(outcome == "late", "its outcome counts")
+}
+
+func (l *laws) ofLostRecords() {
+	w := l.fresh()
+	_, _ = l.begin(w, lawFence)
+	l.must(l.rdb.Del(l.ctx, l.prefix+":idem{}:"+w.Name).Err() == nil, "the record has its name")
+	l.must(l.store.Finish(l.ctx, w, lawFence, []byte("kept")) == nil, "work whose record is gone can be finished")
+	outcome, err := l.begin(w, lawFence+1)
+	l.must(outcome == "kept" && err == nil, "and is not done again")
+	_, err = l.begin(other(w), lawFence+1)
+	l.must(errors.Is(err, idempotency.ErrMismatch), "and binds its key")
+}
+
+func (l *laws) ofParkedWork() {
+	w := l.fresh()
+	l.must(l.store.Parked(l.ctx, w, lawTicket) == nil, "work can be parked before it was begun")
+	found, err := l.store.Lookup(l.ctx, w)
+	l.must(err == nil && found.Ticket.ID == lawTicket.ID && found.Ticket.Queue == lawTicket.Queue &&
+		found.Ticket.ExpiresAt.Equal(lawTicket.ExpiresAt), "and tells its lawTicket")
+	_, err = l.begin(other(w), lawFence)
+	l.must(errors.Is(err, idempotency.ErrMismatch), "parked work binds its key")
+	outcome, err := l.begin(w, lawFence)
+	l.must(outcome == "" && err == nil, "parked work runs")
+	l.must(l.store.Finish(l.ctx, w, lawFence, []byte("x")) == nil, "and is finished")
+}
+
+func (l *laws) ofForgetting() {
+	w := l.fresh()
 	states := []func() error{ // unknown, parked, begun, done
 		func() error { return nil },
-		func() error { return s.Parked(ctx, w, ticket) },
-		func() error { _, err := s.Begin(ctx, w, fence); return err },
-		func() error { return s.Finish(ctx, w, fence, []byte("x")) },
+		func() error { return l.store.Parked(l.ctx, w, lawTicket) },
+		func() error { _, err := l.store.Begin(l.ctx, w, lawFence); return err },
+		func() error { return l.store.Finish(l.ctx, w, lawFence, []byte("x")) },
 	}
 	var seen []idempotency.Record
 	for i, come := range states {
-		must(come() == nil, fmt.Sprintf("work comes to state %d", i))
-		is, err := s.Lookup(ctx, w)
-		must(err == nil, fmt.Sprintf("and is found in state %d", i))
+		l.must(come() == nil, fmt.Sprintf("work comes to state %d", i))
+		is, err := l.store.Lookup(l.ctx, w)
+		l.must(err == nil, fmt.Sprintf("and is found in state %d", i))
 		for was, record := range seen {
-			forgotten, err := s.ForgetIf(ctx, w.Name, record)
-			must(err == nil && !forgotten, fmt.Sprintf("what was seen in state %d is kept in state %d", was, i))
+			forgotten, err := l.store.ForgetIf(l.ctx, w.Name, record)
+			l.must(err == nil && !forgotten, fmt.Sprintf("what was seen in state %d is kept in state %d", was, i))
 		}
 		seen = append(seen, is)
 	}
 	for i := range states {
-		w = fresh()
+		w = l.fresh()
 		for _, come := range states[:i+1] {
 			_ = come()
 		}
-		forgotten, err := s.ForgetIf(ctx, w.Name, seen[i])
-		must(err == nil && forgotten == (i > 0), fmt.Sprintf("what is still in state %d is forgotten", i))
-		left, err := s.Lookup(ctx, w)
-		must(err == nil && !left.Found, fmt.Sprintf("what was in state %d is gone", i))
+		forgotten, err := l.store.ForgetIf(l.ctx, w.Name, seen[i])
+		l.must(err == nil && forgotten == (i > 0), fmt.Sprintf("what is still in state %d is forgotten", i))
+		left, err := l.store.Lookup(l.ctx, w)
+		l.must(err == nil && !left.Found, fmt.Sprintf("what was in state %d is gone", i))
 	}
+}
 
+func (l *laws) ofTTLs() {
 	for _, do := range []func(idempotency.Work) error{
-		func(w idempotency.Work) error { _, err := s.Begin(ctx, w, fence); return err },
-		func(w idempotency.Work) error { return s.Parked(ctx, w, ticket) },
-		func(w idempotency.Work) error { return s.Finish(ctx, w, fence, []byte("x")) },
+		func(w idempotency.Work) error { _, err := l.store.Begin(l.ctx, w, lawFence); return err },
+		func(w idempotency.Work) error { return l.store.Parked(l.ctx, w, lawTicket) },
+		func(w idempotency.Work) error { return l.store.Finish(l.ctx, w, lawFence, []byte("x")) },
 	} {
-		w = fresh()
-		name := prefix + ":idem{}:" + w.Name
+		w := l.fresh()
+		name := l.prefix + ":idem{}:" + w.Name
 		for range 2 { // the second one begins anew
 			_ = do(w)
-			left := rdb.PTTL(ctx, name).Val()
-			must(left > 59*time.Minute && left <= time.Hour, "everything has the whole TTL")
-			_ = rdb.PExpire(ctx, name, time.Minute).Err()
+			left := l.rdb.PTTL(l.ctx, name).Val()
+			l.must(left > 59*time.Minute && left <= time.Hour, "everything has the whole TTL")
+			_ = l.rdb.PExpire(l.ctx, name, time.Minute).Err()
 		}
 	}
-	return errors.Join(broken...)
 }
 
 func TestRecords(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s, rdb := newStore(t, env, idempotency.WithTTL(time.Hour))
-		require.NoError(t, laws(t.Context(), s, rdb, env.Prefix))
+		require.NoError(t, checkLaws(t.Context(), s, rdb, env.Prefix))
 	})
 }
 
@@ -165,7 +198,7 @@ func TestStore_RecordsOnACluster(t *testing.T) {
 	rdb := redistest.StartCluster(t, 3, 0).Client(t)
 	s, err := idempotency.New(rdb, idempotency.WithTTL(time.Hour))
 	require.NoError(t, err)
-	require.NoError(t, laws(t.Context(), s, rdb, "perkey"))
+	require.NoError(t, checkLaws(t.Context(), s, rdb, "perkey"))
 }
 
 // Each mutant breaks one line of a script, and with it a law.
@@ -198,11 +231,11 @@ func TestStore_LawsCatchBrokenScripts(t *testing.T) { // not parallel: it breaks
 		source := idempotency.Scripts()[m.script]
 		require.Equal(t, 1, strings.Count(source, m.old), "%s: %s", m.script, m.old)
 		restore := idempotency.Break(m.script, strings.Replace(source, m.old, m.new, 1))
-		err := laws(t.Context(), s, rdb, env.Prefix)
+		err := checkLaws(t.Context(), s, rdb, env.Prefix)
 		restore()
 		assert.Error(t, err, "%s: %q for %q", m.script, m.new, m.old)
 	}
-	require.NoError(t, laws(t.Context(), s, rdb, env.Prefix))
+	require.NoError(t, checkLaws(t.Context(), s, rdb, env.Prefix))
 }
 
 func TestStore_AFullRedisKeepsOutcomesOfWhatWasBegun(t *testing.T) {

@@ -55,6 +55,7 @@ func tells(t testing.TB, env *redistest.Env, ok func(ops.Process) bool, what str
 	return p
 }
 
+// TestBeacon_TellsOfItsProcess is long since a report has many fields.
 func TestBeacon_TellsOfItsProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, recorder := t.Context(), ops.NewRecorder()

@@ -132,7 +132,7 @@ func (f *findings) processes(fleet Fleet) {
 		}
 	}
 	if n := len(apart); n > 0 {
-		f.add("clocks", SeverityLook, "", "The clock of "+count(n, "process", "processes")+" is not that of Redis.",
+		f.add("clocks", SeverityLook, "", "The clock of "+count(n, "process", "processes")+" differs from that of Redis.",
 			Evidence{"difference", brief(most), "at most " + brief(clocksApart)}, examples("processes", apart))
 	}
 }
@@ -373,6 +373,6 @@ func (f *findings) mixed(fleet Fleet, info delayqueue.Info) {
 		f.add("services", SeverityAct, info.Name, fmt.Sprintf("Workers of another service are on queue %s, and run nothing.", info.Name), tallies(services, info.Service)...)
 	}
 	if len(partitions) > 0 {
-		f.add("partitions", SeverityLook, info.Name, fmt.Sprintf("Workers on queue %s say another number of partitions than it has.", info.Name), tallies(partitions, strconv.Itoa(info.Partitions))...)
+		f.add("partitions", SeverityLook, info.Name, fmt.Sprintf("Workers of queue %s are set to another number of partitions than it has.", info.Name), tallies(partitions, strconv.Itoa(info.Partitions))...)
 	}
 }

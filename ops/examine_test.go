@@ -92,6 +92,7 @@ func warns(kind core.WarningKind) func(*ops.Facts) {
 var errSaid = errors.New("NOPERM no")
 
 // Each case changes one thing of the healthy Facts, in which each kind is absent, and is all that is found.
+// It is long since most of it is a table.
 func TestFacts_FindingsOfEachKind(t *testing.T) {
 	t.Parallel()
 	require.Empty(t, healthy().Findings(examined))

@@ -144,10 +144,9 @@ func histogram(counts ...int64) ops.Histogram {
 	return h
 }
 
-func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
-	t.Parallel()
-	at := time.UnixMilli(1_800_000_000_000)
-	a := ops.Process{
+// twoProcesses are those of a fleet, which have much in common.
+func twoProcesses(at time.Time) (a, b ops.Process) {
+	a = ops.Process{
 		ID: "a", Version: "v1.0.0", Age: 2 * time.Second,
 		Snapshot: ops.Snapshot{
 			Since: at.Add(-time.Hour), At: at,
@@ -171,7 +170,7 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 			{Queue: "ship", Slots: 8, Running: 3, LastClaim: at.Add(-4 * time.Second)}, {Queue: "mail", Slots: 2, Stopped: true}, {Queue: "ship", Slots: 8, Paused: true},
 		},
 	}
-	b := ops.Process{
+	b = ops.Process{
 		ID: "b", Age: time.Second,
 		Snapshot: ops.Snapshot{
 			Since: at.Add(-time.Minute), At: at.Add(time.Second),
@@ -190,6 +189,13 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 			Leases: []core.LocalLease{{Key: "y", Held: 4500 * time.Millisecond}}, Waits: []core.LocalWait{{Key: "x", Waited: time.Second}},
 		},
 	}
+	return a, b
+}
+
+func TestFleet_SumsUpItsProcesses(t *testing.T) {
+	t.Parallel()
+	at := time.UnixMilli(1_800_000_000_000)
+	a, b := twoProcesses(at)
 	f := ops.Fleet{Processes: []ops.Process{a, b}}
 	s := f.Snapshot()
 	assert.Equal(t, at.Add(-time.Hour), s.Since)
@@ -212,7 +218,12 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 	assert.Equal(t, map[string]int{"abc": 1, "": 1}, f.Configs())
 	assert.Equal(t, int64(1), a.Snapshot.Requests[0].Outcomes[httplock.OutcomeRan], "what was merged stays as it is")
 	assert.Equal(t, int64(1), a.Snapshot.Locks[0].Calls[core.OutcomeAcquired], "what was merged stays as it is")
+}
 
+func TestFleet_ListsWhatItsProcessesHave(t *testing.T) {
+	t.Parallel()
+	a, b := twoProcesses(time.UnixMilli(1_800_000_000_000))
+	f := ops.Fleet{Processes: []ops.Process{a, b}}
 	leases := f.OldestLeases(10)
 	require.Len(t, leases, 2)
 	assert.Equal(t, [2]string{"b", "y"}, [2]string{leases[0].Process, leases[0].Key}, "4.5 s, and the other one 3, as they were told")

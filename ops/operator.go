@@ -15,7 +15,7 @@ import (
 
 // ErrChanged means that what an operator saw is no longer true. Nothing was changed. The error is a
 // *ChangedError.
-var ErrChanged = errors.New("ops: it changed since it was looked at")
+var ErrChanged = errors.New("ops: it has changed since it was looked at")
 
 // ChangedError says what has changed since the operator looked. It matches ErrChanged.
 type ChangedError struct {
@@ -141,7 +141,7 @@ func (m *Messages) check(state delayqueue.State, counted int64, exact bool) erro
 		return &ChangedError{fmt.Sprintf("%d %s", m.Count, state), fmt.Sprintf("%d %s", counted, state)}
 	}
 	if !exact && m.Filter != (delayqueue.Filter{}) { // who chose all knows that there are more
-		return fmt.Errorf("%w: too many messages are %s to count which of them the filter chooses: give it a narrower time of death, or a key", ErrInvalidArgument, state)
+		return fmt.Errorf("%w: too many messages are %s to count those that the filter chooses: narrow its time of death, or give it a key", ErrInvalidArgument, state)
 	}
 	return nil
 }
@@ -326,7 +326,7 @@ func (o *Operator) Lookup(ctx context.Context, r Request) (idempotency.Record, e
 // not its principal and its key.
 func (o *Operator) Forget(ctx context.Context, by By, r Request, seen string) error {
 	if seen == RecordState(idempotency.Record{}) {
-		return fmt.Errorf("%w: nothing is known of the request that could be forgotten", ErrInvalidArgument)
+		return fmt.Errorf("%w: there is no record of the request", ErrInvalidArgument)
 	}
 	name := idempotency.NameOf(r.Route, r.Principal, r.Key)
 	detail := fmt.Sprintf("route %q, record %s", r.Route, name)

@@ -71,6 +71,7 @@ func (o *told) ended() int64 {
 	return o.ends
 }
 
+// TestRecorder_CountsWhatHappens is long since it is one story.
 func TestRecorder_CountsWhatHappens(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		next := &told{outcomes: map[core.OutcomeKind]int64{}}

@@ -46,6 +46,7 @@ func (c caller) watch(name string, ttl int) ([]any, error) {
 }
 
 // holds reports what the scripts do not do, or the first error.
+// It is long since each check begins with what those before it have left.
 func (c caller) holds() error {
 	var wrong []error
 	ctx := context.Background()

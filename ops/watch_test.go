@@ -52,6 +52,7 @@ func words(events []ops.Event) (all []string) {
 	return all
 }
 
+// TestWatch_TellsWhatHappensToAKey is long since it is one story.
 func TestWatch_TellsWhatHappensToAKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, odd := t.Context(), "pay \xff<i>\u2028"
@@ -92,19 +93,19 @@ func TestWatch_TellsWhatHappensToAKey(t *testing.T) {
 		}
 
 		events := seenBy(t, one, both())
-		var mine, its []ops.Event
+		var mine, others []ops.Event
 		for _, e := range events {
 			assert.Equal(t, odd, e.Key)
 			if e.Process == other.ID() {
-				its = append(its, e)
+				others = append(others, e)
 			} else {
 				assert.Equal(t, locker.ID(), e.Process)
 				mine = append(mine, e)
 			}
 		}
-		assert.Equal(t, []string{"requests shed POST /pay", "locks conflict second"}, words(its))
-		assert.Equal(t, "2", its[1].ID)
-		assert.NotEmpty(t, its[1].Detail)
+		assert.Equal(t, []string{"requests shed POST /pay", "locks conflict second"}, words(others))
+		assert.Equal(t, "2", others[1].ID)
+		assert.NotEmpty(t, others[1].Detail)
 		assert.ElementsMatch(t, words(mine), []string{
 			"locks acquired first", "locks released first", "queues stored parked", "locks acquired ", "queues started parked", "locks released ", "queues done parked",
 		})

@@ -54,7 +54,7 @@ func (t *tool) configCheck(_ context.Context, c *cli.Command) error {
 			Problems []problemJSON `json:"problems"`
 		}{all[0], hash, problems})
 	} else if f != nil {
-		t.printf("%s is right.\n", quote(all[0]))
+		t.printf("%s is valid.\n", quote(all[0]))
 	} else {
 		for _, p := range wrong.Problems {
 			t.printf("%s\n", printable(p.String()))

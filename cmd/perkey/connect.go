@@ -57,7 +57,7 @@ func (t *tool) flags() []cli.Flag {
 		&cli.StringFlag{Name: flagServerName, Usage: "with rediss://: the `NAME` in the server's certificate"},
 		&cli.StringFlag{Name: flagOutput, Aliases: []string{"o"}, Usage: "text or json", Value: "text", Validator: func(s string) error {
 			if s != "text" && s != "json" {
-				return fmt.Errorf("-o %s: want text or json", quote(s))
+				return fmt.Errorf("-o %s: expected text or json", quote(s))
 			}
 			return nil
 		}},
@@ -181,7 +181,7 @@ func (t *tool) ping(ctx context.Context) error {
 		}
 		return nil
 	case <-timer.C:
-		return &awayError{t.where, fmt.Errorf("nothing came for %g s", awayAfter.Seconds())}
+		return &awayError{t.where, fmt.Errorf("no reply for %g s", awayAfter.Seconds())}
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -193,7 +193,7 @@ func explain(err error) string {
 		return "stopped"
 	}
 	if changed, ok := errors.AsType[*ops.ChangedError](err); ok {
-		return fmt.Sprintf("nothing was changed: it is not as you saw it any more.\n  seen  %s\n  now   %s", changed.Seen, changed.Now)
+		return fmt.Sprintf("nothing was changed: it has changed since you saw it.\n  seen  %s\n  now   %s", changed.Seen, changed.Now)
 	}
 	return err.Error()
 }
@@ -252,7 +252,7 @@ func by(c *cli.Command) (ops.By, error) {
 func args(c *cli.Command, least, most int) ([]string, error) {
 	all := c.Args().Slice()
 	if len(all) < least || len(all) > most {
-		return nil, usagef("%s: want %s %s", c.FullName(), c.FullName(), c.ArgsUsage)
+		return nil, usagef("%s: expected %s %s", c.FullName(), c.FullName(), c.ArgsUsage)
 	}
 	return all, nil
 }

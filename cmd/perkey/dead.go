@@ -74,13 +74,13 @@ func (t *tool) deadLs(ctx context.Context, c *cli.Command) error {
 	most := c.Int("limit")
 	group := c.String("by")
 	if group != "" && group != "cause" {
-		return usagef("perkey dead ls: --by %s: want cause", quote(group))
+		return usagef("perkey dead ls: --by %s: expected cause", quote(group))
 	}
 	if group != "" && !c.IsSet("limit") {
 		most = 10_000
 	}
 	if most < 1 {
-		return usagef("perkey dead ls: --limit %d: want 1 or more", most)
+		return usagef("perkey dead ls: --limit %d: expected 1 or more", most)
 	}
 	q, err := t.queueArg(ctx, c)
 	if err != nil {
@@ -215,19 +215,19 @@ func (t *tool) chosenLetters(c *cli.Command) (m ops.Messages, err error) {
 		if d := c.Duration(name); d > 0 {
 			*at = now.Add(-d)
 		} else if c.IsSet(name) {
-			return m, usagef("%s: --%s %s: want a time such as 1h", c.FullName(), name, d)
+			return m, usagef("%s: --%s %s: expected a time such as 1h", c.FullName(), name, d)
 		}
 	}
 	some := m.Filter != delayqueue.Filter{}
 	switch {
 	case m.ID != "" && (some || c.Bool("all")):
-		return m, usagef("%s: --id is for one message: remove the others", c.FullName())
+		return m, usagef("%s: --id chooses one message: remove the other filters", c.FullName())
 	case some && c.Bool("all"):
-		return m, usagef("%s: --all is for all: remove it, or the others", c.FullName())
+		return m, usagef("%s: --all chooses every dead letter: remove it, or the other filters", c.FullName())
 	case m.ID == "" && !some && !c.Bool("all"):
-		return m, usagef("%s: which? --cause, --name, --key, --older, --younger, --id or --all", c.FullName())
+		return m, usagef("%s: which messages? Give --cause, --name, --key, --older, --younger, --id or --all", c.FullName())
 	case m.ID == "" && m.Count < 0 && !c.Bool("dry-run"):
-		return m, usagef("%s: --count N is needed, how many you expect: --dry-run counts them", c.FullName())
+		return m, usagef("%s: --count N is needed: how many you expect, as --dry-run counts them", c.FullName())
 	}
 	return m, nil
 }
@@ -295,11 +295,11 @@ func (t *tool) dryRun(ctx context.Context, c *cli.Command, q *delayqueue.Queue, 
 	those := plural(n, "dead letter", "dead letters")
 	switch {
 	case exact:
-		t.printf("It would be %s: --count %d. Nothing was changed.\n", those, n)
+		t.printf("This would change %s: --count %d. Nothing was changed.\n", those, n)
 	case m.Filter == delayqueue.Filter{}:
-		t.printf("It would be %s or more: --count %d. Nothing was changed.\n", those, n)
+		t.printf("This would change %s or more: --count %d. Nothing was changed.\n", those, n)
 	default:
-		t.printf("It would be %s or more, too many to count: choose fewer, with --older and --younger. Nothing was changed.\n", those)
+		t.printf("This would change %s or more, too many to count: choose fewer, with --older and --younger. Nothing was changed.\n", those)
 	}
 	return nil
 }
@@ -307,7 +307,7 @@ func (t *tool) dryRun(ctx context.Context, c *cli.Command, q *delayqueue.Queue, 
 func (t *tool) redrive(ctx context.Context, c *cli.Command) error {
 	opts := delayqueue.RedriveOptions{PerSecond: c.Float("rate"), MaxAge: c.Duration("max-age")}
 	if opts.PerSecond < 0 || opts.MaxAge <= 0 {
-		return usagef("perkey dead redrive: --rate and --max-age: want 0 or more, and a time")
+		return usagef("perkey dead redrive: --rate and --max-age: expected 0 or more, and a time")
 	}
 	return t.changeLetters(ctx, c, "redriven", func(o *ops.Operator, why ops.By, m ops.Messages) (int, error) {
 		return o.Redrive(ctx, why, m, opts)

@@ -51,7 +51,7 @@ func behind(proxies []string, header string) (authorize, error) {
 		if err != nil {
 			ip, err := netip.ParseAddr(text)
 			if err != nil {
-				return nil, usagef("--proxy %s: want an address such as 10.0.0.5, or a network such as 10.0.0.0/28", quote(text))
+				return nil, usagef("--proxy %s: expected an address such as 10.0.0.5, or a network such as 10.0.0.0/28", quote(text))
 			}
 			network = netip.PrefixFrom(ip, ip.BitLen())
 		}
@@ -92,7 +92,7 @@ func usersIn(file string) (authorize, error) {
 			continue
 		}
 		if len(words) != 2 || len(words[1]) < minToken || !isName(words[0]) || strings.Contains(words[0], ":") {
-			return nil, usagef("--users: %s:%d: want a name without a colon, and a token of %d characters or more, as openssl rand -hex 32 makes one", quote(file), n, minToken)
+			return nil, usagef("--users: %s:%d: expected a name without a colon, and a token of %d characters or more, as openssl rand -hex 32 makes one", quote(file), n, minToken)
 		}
 		if _, twice := tokens[words[0]]; twice {
 			return nil, usagef("--users: %s:%d: the name is there twice", quote(file), n)

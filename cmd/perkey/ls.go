@@ -44,7 +44,7 @@ func (t *tool) ls(ctx context.Context, c *cli.Command) error {
 	}
 	limit := c.Int("limit")
 	if limit < 1 {
-		return usagef("perkey ls: --limit %d: want 1 or more", limit)
+		return usagef("perkey ls: --limit %d: expected 1 or more", limit)
 	}
 	if err := t.connect(ctx, c); err != nil {
 		return err

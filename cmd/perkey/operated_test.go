@@ -138,6 +138,7 @@ var annsToken = strings.Repeat("t", minToken)
 func asAnn(r *http.Request) { r.SetBasicAuth("ann", annsToken) }
 
 // What goes wrong with a service is found from the command alone and from the console alone, and mended with what they offer, as they tell.
+// It is long since it is one story.
 func TestOperator_FindsAndMends(t *testing.T) {
 	o := &operated{t: t, addr: redistest.Start(t, "--appendonly", "yes").Addr}
 	o.rdb = redistest.Client(t, &redis.Options{Addr: o.addr})

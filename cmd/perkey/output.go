@@ -71,7 +71,7 @@ func unquoted(c *cli.Command, arg string) (string, error) {
 	}
 	s, err := unquotedText(arg)
 	if err != nil {
-		return "", usagef("-q: %s is not quoted as Go quotes", strconv.Quote(arg))
+		return "", usagef("-q: %s is not a string in quotation marks, as Go writes it", strconv.Quote(arg))
 	}
 	return s, nil
 }

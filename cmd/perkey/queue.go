@@ -207,7 +207,7 @@ func (t *tool) queueLine(ctx context.Context, c *cli.Command) error {
 	}
 	limit := c.Int("limit")
 	if limit < 1 || limit > 1000 {
-		return usagef("perkey queue line: --limit %d: want 1 to 1000", limit)
+		return usagef("perkey queue line: --limit %d: expected 1 to 1000", limit)
 	}
 	if err := t.connect(ctx, c); err != nil {
 		return err

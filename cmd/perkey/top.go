@@ -35,7 +35,7 @@ func (t *tool) top(ctx context.Context, c *cli.Command) error {
 	}
 	every := c.Duration("every")
 	if every < time.Second {
-		return usagef("--every %s: want 1s or more", every)
+		return usagef("--every %s: expected 1s or more", every)
 	}
 	if err := t.connect(ctx, c); err != nil {
 		return err

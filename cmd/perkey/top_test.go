@@ -105,9 +105,9 @@ func TestTop_SaysWhatItDoesNotKnow(t *testing.T) {
 	assert.NotContains(t, text(), "STALE")
 	assert.Contains(t, text(), "not known here")
 	v.late = true
-	assert.Contains(t, text(), "STALE, of 7.0s ago. Redis does not answer\n")
+	assert.Contains(t, text(), "STALE, read 7.0s ago. Redis does not answer\n")
 	v.problem = errors.New("refused")
-	assert.Contains(t, text(), "STALE, of 7.0s ago. Redis does not answer: refused\n")
+	assert.Contains(t, text(), "STALE, read 7.0s ago. Redis does not answer: refused\n")
 
 	later := busyFleet(now.Add(10 * time.Second))
 	for i := range later.Processes {

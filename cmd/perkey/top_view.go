@@ -114,7 +114,7 @@ func (v *topView) title(now time.Time) []line {
 			why = "Redis does not answer: " + oneLine(v.problem.Error())
 		}
 		if v.fleet != nil {
-			why = "STALE, of " + span(now.Sub(v.at)) + " ago. " + why
+			why = "STALE, read " + span(now.Sub(v.at)) + " ago. " + why
 		}
 		lines = append(lines, line{why, styleAlarm})
 	}

@@ -56,7 +56,7 @@ func (t *tool) watch(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	if keys.For < time.Second || keys.For > 10*time.Minute {
-		return usagef("--for %s: want 1s to 10m", keys.For)
+		return usagef("--for %s: expected 1s to 10m", keys.For)
 	}
 	if err := t.connect(ctx, c); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (t *tool) watch(ctx context.Context, c *cli.Command) error {
 	missing := int64(0)
 	for e := range w.Events() {
 		if n := w.Dropped(); n > missing {
-			_, _ = fmt.Fprintf(t.errOut, "%s missing: there are too many\n", plural(n-missing, "event is", "events are"))
+			_, _ = fmt.Fprintf(t.errOut, "%s missing: too many at once\n", plural(n-missing, "event is", "events are"))
 			missing = n
 		}
 		if !isJSON(c) {

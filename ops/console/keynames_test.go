@@ -22,6 +22,7 @@ import (
 var addresses = regexp.MustCompile(`(?:href|action)="([^"]*)"`)
 
 // With a KeySecret no page and no address that a page leads to has a key in it, and all that is done by keys still works.
+// It is long since it is one story.
 func TestConsole_KeysAsHashes(t *testing.T) {
 	env := redistest.Real(t)
 	rdb := env.Client(t)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -43,13 +44,7 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "load", Real: true}
 	rdb := env.Client(t)
 	ctx := t.Context()
-	for i := 0; i < foreign; i += 1000 {
-		pairs := make([]any, 0, 2000)
-		for j := range 1000 {
-			pairs = append(pairs, fmt.Sprint("cache:", i+j), "x")
-		}
-		require.NoError(t, rdb.MSet(ctx, pairs...).Err())
-	}
+	addForeignKeys(t, rdb, foreign)
 	recorder := ops.NewRecorder()
 	locker, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(recorder.Locks(nil)), core.WithTTL(5*time.Minute), core.WithFirstLease(5*time.Minute))
 	require.NoError(t, err)
@@ -91,39 +86,58 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 	}
 
 	server, _ := newConsole(t, env, nil)
-	commands := func(readers int) (n int) {
-		before := commandStats(t, rdb)
-		ctx, cancel := context.WithTimeout(ctx, 9*time.Second)
-		defer cancel()
-		var all sync.WaitGroup
-		for range readers {
-			all.Go(func() {
-				req, _ := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/", nil)
-				req.Header.Set("Accept", "text/event-stream")
-				resp, err := http.DefaultClient.Do(req)
-				if assert.NoError(t, err) {
-					defer resp.Body.Close()
-					buffer := make([]byte, 64<<10)
-					for err == nil {
-						_, err = resp.Body.Read(buffer)
-					}
-				}
-			})
-		}
-		all.Wait()
-		for name, calls := range commandStats(t, rdb) {
-			n += calls - before[name]
-		}
-		return n
-	}
-	one := commands(1)
-	many := commands(100)
+	one, many := commandsOf(t, rdb, server, 1), commandsOf(t, rdb, server, 100)
 	t.Logf("commands in 9 s: 1 reader %d, 100 readers %d", one, many)
 	assert.LessOrEqual(t, float64(many), 1.5*float64(one)+10)
 
-	// A search finds what is there while it looks, and ends when its page is left.
+	requireSearchEnds(t, rdb, server)
+	redistest.Eventually(t, func() bool {
+		_, overview, _ := get(t, server.URL+"/")
+		return strings.Contains(overview, "no worker is seen") && strings.Contains(overview, "Act now")
+	}, "the page says that there is no worker when none has asked for half a minute")
+}
+
+func addForeignKeys(t *testing.T, rdb *redis.Client, foreign int) {
+	for i := 0; i < foreign; i += 1000 {
+		pairs := make([]any, 0, 2000)
+		for j := range 1000 {
+			pairs = append(pairs, fmt.Sprint("cache:", i+j), "x")
+		}
+		require.NoError(t, rdb.MSet(t.Context(), pairs...).Err())
+	}
+}
+
+// commandsOf returns how many commands readers of the overview cost Redis.
+func commandsOf(t *testing.T, rdb *redis.Client, server *httptest.Server, readers int) (n int) {
+	before := commandStats(t, rdb)
+	ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for range readers {
+		all.Go(func() {
+			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/", nil)
+			req.Header.Set("Accept", "text/event-stream")
+			resp, err := http.DefaultClient.Do(req)
+			if assert.NoError(t, err) {
+				defer resp.Body.Close()
+				buffer := make([]byte, 64<<10)
+				for err == nil {
+					_, err = resp.Body.Read(buffer)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for name, calls := range commandStats(t, rdb) {
+		n += calls - before[name]
+	}
+	return n
+}
+
+// A search finds what is there while it looks, and ends when its page is left.
+func requireSearchEnds(t *testing.T, rdb *redis.Client, server *httptest.Server) {
 	scans := func() int { return commandStats(t, rdb)["scan"] }
-	searching, stop := context.WithCancel(ctx)
+	searching, stop := context.WithCancel(t.Context())
 	defer stop()
 	req, err := http.NewRequestWithContext(searching, http.MethodGet, server.URL+"/keys?prefix=order:99", nil)
 	require.NoError(t, err)
@@ -144,11 +158,6 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		return was == last && scans() == last
 	}, "it has stopped")
-
-	redistest.Eventually(t, func() bool {
-		_, overview, _ := get(t, server.URL+"/")
-		return strings.Contains(overview, "no worker is seen") && strings.Contains(overview, "Act now")
-	}, "the page says that there is no worker when none has asked for half a minute")
 }
 
 // quick is how long a page may take: the bar is 50 ms, and a busy machine that runs other tests is no reason to fail.

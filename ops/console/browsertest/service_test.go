@@ -82,44 +82,9 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 	must(err)
 	s.store, err = idempotency.New(rdb, idempotency.WithPrefix(prefix))
 	must(err)
-
 	for i := range 3 {
-		recorder := ops.NewRecorder()
-		locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithTTL(6*time.Second), core.WithObserver(recorder.Locks(nil)))
-		must(err)
-		s.lockers = append(s.lockers, locker)
-		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix), delayqueue.WithService("shop"), delayqueue.WithQueueObserver(recorder.Queues(nil)))
-		must(err)
-		worker, err := delayqueue.NewWorker(queue, locker, work, delayqueue.WithConcurrency(4), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-		must(err)
-		must(worker.Start())
-		s.workers = append(s.workers, worker)
-		beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker), ops.WithService("shop"), ops.WithInterval(time.Second))
-		must(err)
-		s.beacons = append(s.beacons, beacon)
-		guard := locker.Guard(retry.Policy{MaxWait: 3 * time.Second})
-		for range 4 {
-			load.Go(func() {
-				for ctx.Err() == nil {
-					key, name := fmt.Sprintf("cart:%d", rand.N(12)), "PUT /carts/:id"
-					if rand.N(3) == 0 {
-						key, name = fmt.Sprintf("order:%d", 4700+rand.N(6)), "POST /orders/:id/pay"
-					}
-					_ = guard.Do(ctx, core.Call{Key: key, Name: name, ID: fmt.Sprintf("req-%06x", rand.N(1<<24))}, func(ctx context.Context) error {
-						pause(ctx, 5*time.Millisecond+rand.N(60*time.Millisecond))
-						return nil
-					})
-					pause(ctx, rand.N(40*time.Millisecond))
-				}
-			})
-		}
-		if i > 0 {
-			for range 2 {
-				load.Go(func() {
-					_ = locker.Do(ctx, "order:4711", func(context.Context) error { return nil }, core.Named("POST /orders/:id/ship", fmt.Sprintf("req-%06x", rand.N(1<<24))))
-				})
-			}
-		}
+		locker := s.startReplica(t)
+		load.Go(func() { pay(ctx, locker, i > 0) })
 	}
 	s.held, err = s.lockers[0].Acquire(ctx, "order:4711", core.Named("POST /orders/:id/ship", "req-0c0ffee"))
 	must(err)
@@ -134,32 +99,7 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 	_, err = s.lockers[1].Acquire(ctx, "cart:lost", core.Named("PUT /carts/:id", "req-1"))
 	must(err)
 	must(rdb.Del(ctx, prefix+":lock{}:cart:lost").Err())
-	for i := range 40 {
-		job := delayqueue.Job{Key: fmt.Sprintf("order:%d", 4800+i%9), Name: "POST /orders/:id/ship", Principal: fmt.Sprintf("user-%d", i%5), Payload: []byte(`{"card":"secret-payload"}`)}
-		if i%4 == 0 {
-			job.Name = "fail card"
-		} else if i%7 == 0 {
-			job.Name = "fail <b>carrier</b>"
-		}
-		_, err := s.ship.Enqueue(ctx, job)
-		must(err)
-	}
-	for i := range 6 {
-		_, err := s.ship.Enqueue(ctx, delayqueue.Job{Key: "order:4711", Name: "POST /orders/:id/ship", Principal: fmt.Sprintf("user-%d", i%5), Payload: []byte("secret-payload")})
-		must(err)
-	}
-	for i := range 23 {
-		_, err := s.mail.Enqueue(ctx, delayqueue.Job{Name: "receipt", Principal: fmt.Sprintf("user-%d", i), Payload: []byte("secret-payload")})
-		must(err)
-	}
-	begun := idempotency.Work{Name: idempotency.NameOf("POST /payments", "user-7", "pay-1"), Fingerprint: "f"}
-	_, err = s.store.Begin(ctx, begun, 1)
-	must(err)
-	must(s.store.Finish(ctx, begun, 1, []byte("secret-response")))
-	begun.Name = idempotency.NameOf("POST /payments", "user-7", "pay-2")
-	_, err = s.store.Begin(ctx, begun, 1)
-	must(err)
-
+	s.fillStores(ctx, t)
 	o := console.Options{Locker: s.lockers[0], Redis: rdb, Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&o)
@@ -170,6 +110,84 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 	t.Cleanup(s.server.Close)
 	s.url = s.server.URL + "/"
 	return s
+}
+
+// startReplica starts a process's locker, worker and beacon.
+func (s *service) startReplica(t testing.TB) *core.Locker {
+	t.Helper()
+	recorder := ops.NewRecorder()
+	locker, err := core.New(s.rdb, core.WithPrefix(s.prefix), core.WithTTL(6*time.Second), core.WithObserver(recorder.Locks(nil)))
+	require.NoError(t, err)
+	s.lockers = append(s.lockers, locker)
+	queue, err := delayqueue.New(s.rdb, "ship", delayqueue.WithPrefix(s.prefix), delayqueue.WithService("shop"), delayqueue.WithQueueObserver(recorder.Queues(nil)))
+	require.NoError(t, err)
+	worker, err := delayqueue.NewWorker(queue, locker, work, delayqueue.WithConcurrency(4), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.NoError(t, worker.Start())
+	s.workers = append(s.workers, worker)
+	beacon, err := ops.StartBeacon(s.rdb, recorder, locker, ops.WithWorkers(worker), ops.WithService("shop"), ops.WithInterval(time.Second))
+	require.NoError(t, err)
+	s.beacons = append(s.beacons, beacon)
+	return locker
+}
+
+// pay calls guards of carts and orders until ctx ends; if waits is set, two calls wait for a key that stays held.
+func pay(ctx context.Context, locker *core.Locker, waits bool) {
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	guard := locker.Guard(retry.Policy{MaxWait: 3 * time.Second})
+	for range 4 {
+		calls.Go(func() {
+			for ctx.Err() == nil {
+				key, name := fmt.Sprintf("cart:%d", rand.N(12)), "PUT /carts/:id"
+				if rand.N(3) == 0 {
+					key, name = fmt.Sprintf("order:%d", 4700+rand.N(6)), "POST /orders/:id/pay"
+				}
+				_ = guard.Do(ctx, core.Call{Key: key, Name: name, ID: fmt.Sprintf("req-%06x", rand.N(1<<24))}, func(ctx context.Context) error {
+					pause(ctx, 5*time.Millisecond+rand.N(60*time.Millisecond))
+					return nil
+				})
+				pause(ctx, rand.N(40*time.Millisecond))
+			}
+		})
+	}
+	if waits {
+		for range 2 {
+			calls.Go(func() {
+				_ = locker.Do(ctx, "order:4711", func(context.Context) error { return nil }, core.Named("POST /orders/:id/ship", fmt.Sprintf("req-%06x", rand.N(1<<24))))
+			})
+		}
+	}
+}
+
+// fillStores parks work, and stores responses of requests with an Idempotency-Key.
+func (s *service) fillStores(ctx context.Context, t testing.TB) {
+	t.Helper()
+	for i := range 40 {
+		job := delayqueue.Job{Key: fmt.Sprintf("order:%d", 4800+i%9), Name: "POST /orders/:id/ship", Principal: fmt.Sprintf("user-%d", i%5), Payload: []byte(`{"card":"secret-payload"}`)}
+		if i%4 == 0 {
+			job.Name = "fail card"
+		} else if i%7 == 0 {
+			job.Name = "fail <b>carrier</b>"
+		}
+		_, err := s.ship.Enqueue(ctx, job)
+		require.NoError(t, err)
+	}
+	for i := range 6 {
+		_, err := s.ship.Enqueue(ctx, delayqueue.Job{Key: "order:4711", Name: "POST /orders/:id/ship", Principal: fmt.Sprintf("user-%d", i%5), Payload: []byte("secret-payload")})
+		require.NoError(t, err)
+	}
+	for i := range 23 {
+		_, err := s.mail.Enqueue(ctx, delayqueue.Job{Name: "receipt", Principal: fmt.Sprintf("user-%d", i), Payload: []byte("secret-payload")})
+		require.NoError(t, err)
+	}
+	begun := idempotency.Work{Name: idempotency.NameOf("POST /payments", "user-7", "pay-1"), Fingerprint: "f"}
+	_, err := s.store.Begin(ctx, begun, 1)
+	require.NoError(t, err)
+	require.NoError(t, s.store.Finish(ctx, begun, 1, []byte("secret-response")))
+	begun.Name = idempotency.NameOf("POST /payments", "user-7", "pay-2")
+	_, err = s.store.Begin(ctx, begun, 1)
+	require.NoError(t, err)
 }
 
 func work(ctx context.Context, m delayqueue.Message) error {
