@@ -85,22 +85,19 @@ var failoverMutants = []engineMutant{
 }
 
 // testedMutants are caught by tests, in no time.
-var testedMutants = []struct {
-	mutant.Mutant
-	tests string // that catch it
-}{
-	{mutant.Mutant{Name: "the period of a run is not kept", File: "once.go", Old: "lease.minHold = o.minHold", New: "if !%s {\n\t\t\t\tlease.minHold = o.minHold\n\t\t\t}"}, "^TestOnce_EachTick"},
-	{mutant.Mutant{Name: "a period lasts for all of every", File: "once.go", Old: "o.minHold = every - every/10", New: "o.minHold = map[bool]time.Duration{true: every, false: every - every/10}[%s]"}, "^TestOnce_EachTick"},
-	{mutant.Mutant{Name: "a failed run keeps its period", File: "once.go", Old: "lease.minHold = 0\n", New: "if !%s {\n\t\tlease.minHold = 0\n\t}\n"}, "^TestOnce_AFailedRun"},
-	{mutant.Mutant{Name: "a split vote leaves a tick out", File: "once.go", Old: "if !l.store.Queues() {", New: "if !l.store.Queues() && !%s {"}, "^TestOnce_ASplitVote"},
-	{mutant.Mutant{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))", New: "owner.cancel(l.grant, map[bool]time.Duration{false: l.minHold - l.granted.Elapsed(now)}[%s])"}, "^TestOnce_APeriodSurvives"},
-	{mutant.Mutant{Name: "a MinHold counts from when Redis is back", File: "internal/store/release.go", Old: "if one.req.MinHoldLeft > 0 {", New: "if one.req.MinHoldLeft > 0 && !%s {"}, "^TestOnce_APeriodSurvives"},
-	{mutant.Mutant{Name: "a release hides the cause of the caller's ctx", File: "ending.go", Old: "if e.parent.Err() != nil {", New: "if e.parent.Err() != nil && !%s {"}, "^TestLease_ContextIsAskedAfter"},
-	{mutant.Mutant{Name: "the cause of a ctx is its caller's", File: "ending.go", Old: "key == cancellationKey", New: "key == cancellationKey && !%s"}, "^TestLease_ContextIsAskedAfter"},
-	{mutant.Mutant{Name: "a leader leads on after a Shutdown", File: "lead.go", Old: "lease.cancel(store.Closed", New: "if %s {\n\t\t\treturn\n\t\t}\n\t\tlease.cancel(store.Closed"}, "^TestLead_HandsOver"},
-	{mutant.Mutant{Name: "who lost a lease is no candidate", File: "lead.go", Old: "if lost == nil {", New: "if lost == nil || %s {"}, "^TestLead_(ADeaf|GoesOn)"},
-	{mutant.Mutant{Name: "no candidate waits for a Redis that is away", File: "lead.go", Old: "kind != OutcomeUnavailable &&", New: "(kind != OutcomeUnavailable || %s) &&"}, "^TestLead_GoesOn"},
-	{mutant.Mutant{Name: "candidates do not pause", File: "lead.go", Old: "backoff.Full(failures, leadPauseMin, leadPauseMax)", New: "map[bool]time.Duration{false: backoff.Full(failures, leadPauseMin, leadPauseMax), true: leadPauseMin / 2}[%s]"}, "^TestLead_GoesOn"},
+var testedMutants = []mutant.Mutant{
+	{Name: "the period of a run is not kept", File: "once.go", Old: "lease.minHold = o.minHold", New: "if !%s {\n\t\t\t\tlease.minHold = o.minHold\n\t\t\t}", Tests: "^TestOnce_EachTick"},
+	{Name: "a period lasts for all of every", File: "once.go", Old: "o.minHold = every - every/10", New: "o.minHold = map[bool]time.Duration{true: every, false: every - every/10}[%s]", Tests: "^TestOnce_EachTick"},
+	{Name: "a failed run keeps its period", File: "once.go", Old: "lease.minHold = 0\n", New: "if !%s {\n\t\tlease.minHold = 0\n\t}\n", Tests: "^TestOnce_AFailedRun"},
+	{Name: "a split vote leaves a tick out", File: "once.go", Old: "if !l.store.Queues() {", New: "if !l.store.Queues() && !%s {", Tests: "^TestOnce_ASplitVote"},
+	{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))", New: "owner.cancel(l.grant, map[bool]time.Duration{false: l.minHold - l.granted.Elapsed(now)}[%s])", Tests: "^TestOnce_APeriodSurvives"},
+	{Name: "a MinHold counts from when Redis is back", File: "internal/store/release.go", Old: "if one.req.MinHoldLeft > 0 {", New: "if one.req.MinHoldLeft > 0 && !%s {", Tests: "^TestOnce_APeriodSurvives"},
+	{Name: "a release hides the cause of the caller's ctx", File: "ending.go", Old: "if e.parent.Err() != nil {", New: "if e.parent.Err() != nil && !%s {", Tests: "^TestLease_ContextIsAskedAfter"},
+	{Name: "the cause of a ctx is its caller's", File: "ending.go", Old: "key == cancellationKey", New: "key == cancellationKey && !%s", Tests: "^TestLease_ContextIsAskedAfter"},
+	{Name: "a leader leads on after a Shutdown", File: "lead.go", Old: "lease.cancel(store.Closed", New: "if %s {\n\t\t\treturn\n\t\t}\n\t\tlease.cancel(store.Closed", Tests: "^TestLead_HandsOver"},
+	{Name: "who lost a lease is no candidate", File: "lead.go", Old: "if lost == nil {", New: "if lost == nil || %s {", Tests: "^TestLead_(ADeaf|GoesOn)"},
+	{Name: "no candidate waits for a Redis that is away", File: "lead.go", Old: "kind != OutcomeUnavailable &&", New: "(kind != OutcomeUnavailable || %s) &&", Tests: "^TestLead_GoesOn"},
+	{Name: "candidates do not pause", File: "lead.go", Old: "backoff.Full(failures, leadPauseMin, leadPauseMax)", New: "map[bool]time.Duration{false: backoff.Full(failures, leadPauseMin, leadPauseMax), true: leadPauseMin / 2}[%s]", Tests: "^TestLead_GoesOn"},
 }
 
 func (m engineMutant) round() soakRound {
@@ -128,17 +125,14 @@ func buildBroken(t *testing.T) (binary string) {
 		}
 		all = append(all, mutant.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
-	for _, m := range testedMutants {
-		all = append(all, m.Mutant)
-	}
-	return mutant.Build(t, all)
+	return mutant.Build(t, append(all, testedMutants...))
 }
 
 func TestEngine_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	binary := testEngineMutants(t, engineMutants)
 	for _, m := range testedMutants {
-		t.Run(m.Name, func(t *testing.T) { mutant.Run(t, binary, m.Name, m.tests) })
+		t.Run(m.Name, func(t *testing.T) { mutant.Run(t, binary, m.Name, m.Tests) })
 	}
 }
 

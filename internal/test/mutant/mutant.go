@@ -2,6 +2,7 @@
 package mutant
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"go/parser"
@@ -24,10 +25,12 @@ type Mutant struct {
 	File string // by its path from the folder of the test
 	Old  string // stands in the file exactly once
 	New  string // takes its place; %s or %[1]s is true in a binary that is this mutant
+
+	Tests string // catch it, as -run matches them; empty: those of Catch
 }
 
-// Catch expects each mutant to fail the tests of the calling package that run matches. They have env
-// in their environment.
+// Catch expects each mutant to fail its Tests of the calling package, or those that run matches. They have
+// env in their environment.
 func Catch(t *testing.T, mutants []Mutant, run string, env ...string) {
 	if os.Getenv(Var) != "" {
 		t.Skip("this is a mutant")
@@ -36,7 +39,7 @@ func Catch(t *testing.T, mutants []Mutant, run string, env ...string) {
 	for _, m := range mutants {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			Run(t, binary, m.Name, run, env...)
+			Run(t, binary, m.Name, cmp.Or(m.Tests, run), env...)
 		})
 	}
 }
