@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 var (
@@ -68,48 +67,43 @@ func (c contention) run(b *bench) {
 	if c.oneWay > 0 {
 		addr = b.farFrom(addr, c.oneWay)
 	}
-	all := b.startLocks(c.processes, target{addr, c.workers, leaseTime}, c.locks...)
-	b.inRounds(all, 1, func(r *row, round int, s *sample) (err error) {
-		j := Job{Key: fmt.Sprintf("hot:%s:%d", c.title, round), For: scale(b, c.round, min(c.round/10, 300*time.Millisecond)), Inside: c.inside}
-		var answers []Answer
-		s.watch(b, func() {
-			b.shared.reset()
-			j.Start = monotonic() + 20*time.Millisecond + time.Duration(c.processes)*time.Millisecond
-			answers, err = b.ask(r.processes, "Contend", j)()
+	all := b.startLocks(c.processes, Target{Addr: addr, Workers: c.workers, Lease: leaseTime}, c.locks...)
+	b.inRounds(all, 1, func(r *row, round int, s *sample) {
+		j := Contest{
+			Key:    fmt.Sprintf("hot:%s:%s:%d", r.name, c.title, round),
+			For:    scale(b, c.round, min(c.round/10, 300*time.Millisecond)),
+			Inside: c.inside,
+		}
+		b.shared.check(r.name, func() {
+			s.watch(b, func() {
+				j.Start = monotonic() + 20*time.Millisecond + time.Duration(c.processes)*time.Millisecond
+				s.addWaits(slices.Concat(must(ask[[][]time.Duration](b, r.processes, "Contend", j, j.For)())...), j.For)
+			})
 		})
-		b.shared.checkOverlaps(r.name)
-		if err != nil {
-			return err
-		}
-		last := s.addContended(answers, j.For)
-		// Redsync may sleep for a quarter of a second; nobody else has a reason to.
-		if idle := j.For - last; idle > j.For/2 && idle > 300*time.Millisecond {
-			return fmt.Errorf("stalled: none in the last %v", idle.Round(10*time.Millisecond))
-		}
-		return nil
 	})
-	all.print(c.title, perSecond, perSecond.over(bestPeer), p50, p99, p99.over(bestPeer), fair, starved, scripts, commands)
-	b.require(c.title, all, c.bars...)
+	b.report(c.title, all, []figure{
+		perSecond, perSecond.over(bestPeer), p50, p99, p99.over(bestPeer), fair, starved, scripts, commands,
+	}, c.bars...)
 }
 
-// addContended adds what the workers of all processes got in a round. It returns when the last one got the key.
-func (s *sample) addContended(answers []Answer, d time.Duration) (last time.Duration) {
-	var counts []int
-	waits := newHistogram()
-	for _, a := range answers {
-		for _, c := range a.Contended {
-			counts, s.ops, last = append(counts, c.Count), s.ops+c.Count, max(last, c.Last)
-			waits.Merge(hdrhistogram.Import(c.Waits))
-		}
+// addWaits adds how long workers waited in a round, each time. The end of the round cut the last wait of each worker short.
+func (s *sample) addWaits(workers [][]time.Duration, d time.Duration) {
+	counts, idle := make([]int, len(workers)), d
+	for i, waits := range workers {
+		counts[i] = len(waits) - 1
+		s.ops += counts[i]
+		s.took = append(s.took, waits...)
+		idle = min(idle, waits[len(waits)-1])
+	}
+	// Redsync may sleep for a quarter of a second; nobody else has a reason to.
+	if idle > d/2 && idle > 300*time.Millisecond {
+		check(fmt.Errorf("stalled: none in the last %v", idle.Round(10*time.Millisecond)))
 	}
 	s.elapsed = d
-	p99Wait := float64(waits.ValueAtQuantile(99))
-	s.also = values{
-		p50: float64(waits.ValueAtQuantile(50)), p99: p99Wait,
-		ofAllWaits: p99Wait / float64(d) * float64(s.ops) / float64(len(counts)),
-	}
+	slices.Sort(s.took)
+	p99Wait := float64(s.took[len(s.took)*99/100])
+	s.also = values{ofAllWaits: p99Wait / float64(d) * float64(s.ops) / float64(len(counts))}
 	s.also[fair], s.also[starved] = fairness(counts)
-	return last
 }
 
 // fairness is Jain's index of counts, and how many are under a hundredth of their share.
@@ -131,52 +125,53 @@ func fairness(counts []int) (jain, starved float64) {
 	return sum * sum / squares / float64(len(counts)), starved
 }
 
-// newHistogram is of times up to a minute, to a hundredth.
-func newHistogram() *hdrhistogram.Histogram {
-	return hdrhistogram.New(1, time.Minute.Nanoseconds(), 2)
+// Contest is a time in which goroutines want a key again and again.
+type Contest struct {
+	Key    string
+	Start  time.Duration // as monotonic says
+	For    time.Duration
+	Inside time.Duration // how long a holder keeps the key
 }
 
-// Contend lets every worker acquire and release one key until the time is up.
-func (w *Worker) Contend(j Job, a *Answer) error {
-	ctx, cancel := context.WithCancel(context.Background())
+// Contend lets every worker acquire and release one key until the time is up. It answers how long each of them waited: each
+// time, and until the end cut its last wait short.
+func (w *Worker) Contend(c Contest, waits *[][]time.Duration) error {
+	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
 	// In this process's time, and if anything too early: no process enters after the end, at which ctx may take a key
 	// from its holder.
-	start := time.Now().Add(j.Start - monotonic())
-	time.AfterFunc(j.Start+j.For-monotonic(), cancel)
-	a.Contended = make([]Contended, w.workers)
+	start := time.Now().Add(c.Start - monotonic())
+	time.AfterFunc(c.Start+c.For-monotonic(), cancel)
+	*waits = make([][]time.Duration, w.workers)
 	return together(w.workers, func(i int) (err error) {
-		a.Contended[i], err = w.contend(ctx, j, start)
+		time.Sleep(time.Until(start))
+		(*waits)[i], err = w.contend(ctx, c, start.Add(c.For))
 		return err
 	})
 }
 
-func (w *Worker) contend(ctx context.Context, j Job, start time.Time) (c Contended, err error) {
-	waits := newHistogram()
-	defer func() { c.Waits = waits.Export() }()
-	time.Sleep(time.Until(start))
+func (w *Worker) contend(ctx context.Context, c Contest, end time.Time) (waits []time.Duration, err error) {
 	for {
 		began := time.Now()
-		h, err := w.lock.Acquire(ctx, j.Key)
+		h, err := w.lock(ctx, c.Key)
 		now := time.Now()
-		_ = waits.RecordValue(min(now.Sub(began), time.Minute).Nanoseconds())
-		if now.Sub(start) >= j.For { // it does not count, whatever came of it
+		waits = append(waits, now.Sub(began))
+		if !now.Before(end) { // it does not count, whatever came of it
 			if err == nil {
-				_ = h.Release(context.Background())
+				_ = h.Release(w.ctx)
 			}
-			return c, nil
+			return waits, nil
 		}
 		if err != nil {
-			return c, fmt.Errorf("acquire: %w", err)
+			return nil, fmt.Errorf("acquire: %w", err)
 		}
 		w.shared.enter()
-		c.Count, c.Last = c.Count+1, now.Sub(start)
-		if j.Inside > 0 {
-			time.Sleep(j.Inside)
+		if c.Inside > 0 {
+			time.Sleep(c.Inside)
 		}
 		w.shared.leave()
-		if err := h.Release(context.Background()); err != nil {
-			return c, fmt.Errorf("release: %w", err)
+		if err := h.Release(w.ctx); err != nil {
+			return nil, fmt.Errorf("release: %w", err)
 		}
 	}
 }
@@ -184,68 +179,71 @@ func (w *Worker) contend(ctx context.Context, j Job, start time.Time) (c Contend
 // handOff is the time from the start of a release to the return of the one call
 // that waits for the key, in another process.
 func handOff(b *bench) {
-	all := b.startLocks(2, target{b.server.addr, 1, leaseTime},
+	all := b.startLocks(2, Target{Addr: b.server.addr, Workers: 1, Lease: leaseTime},
 		"token", "message", "message+fence", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
-	b.inRounds(all, 1, func(r *row, round int, s *sample) (err error) {
-		j := Job{Key: fmt.Sprintf("handoff:%d", round), Count: 100, For: scale(b, 2*time.Second, 300*time.Millisecond)}
-		giver, taker := r.processes[:1], r.processes[1:]
-		s.watch(b, func() {
-			b.shared.reset()
-			given := b.ask(giver, "Give", j)
-			var taken []Answer
-			if taken, err = b.ask(taker, "Take", j)(); err == nil {
-				s.took = taken[0].Took
-				_, err = given()
-			}
+	b.inRounds(all, 1, func(r *row, round int, s *sample) {
+		key := fmt.Sprintf("handoff:%s:%d", r.name, round)
+		h := HandOffs{Key: key, Most: 100, For: scale(b, 2*time.Second, 300*time.Millisecond)}
+		b.shared.check(r.name, func() {
+			s.watch(b, func() {
+				given := ask[None](b, r.processes[:1], "Give", h, h.For)
+				s.took = must(ask[[]time.Duration](b, r.processes[1:], "Take", h, h.For)())[0]
+				must(given())
+			})
 		})
-		b.shared.checkOverlaps(r.name)
 		s.ops = len(s.took)
-		return err
 	})
-	const title = "hand-off to one waiter in another process"
-	all.print(title, p50, p99, p50.over("token"), scripts, commands)
-	b.require(title, all, atMost("perkey", p50.over("token"), 1.5), atMost("perkey", p50.over(bestPeer), 1))
+	b.report("hand-off to one waiter in another process", all, []figure{p50, p99, p50.over("token"), scripts, commands},
+		atMost("perkey", p50.over("token"), 1.5), atMost("perkey", p50.over(bestPeer), 1))
+}
+
+// HandOffs are of one key, from the process that gives to the one that takes.
+type HandOffs struct {
+	Key  string
+	Most int64
+	For  time.Duration
 }
 
 // ended is a hand-off that does not come.
 const ended = -1
 
 // Give acquires the key, and releases it when the taker has waited for a while
-// that no rhythm of polling can be in step with.
-func (w *Worker) Give(j Job, _ *Answer) (err error) {
-	defer func() { rescue(recover(), &err) }()
-	ctx, s := context.Background(), w.shared
+// that no rhythm of polling can be in step with. The two tell each other in shared memory, so that nothing else runs.
+func (w *Worker) Give(h HandOffs, _ *None) error {
+	s := w.shared
 	defer s.held.Store(ended)
-	end := time.Now().Add(j.For)
-	for i := int64(1); i <= int64(j.Count) && time.Now().Before(end); i++ {
-		h := must(w.lock.Acquire(ctx, j.Key))
-		s.enter()
-		s.held.Store(i)
-		until(func() bool { return s.waiting.Load() >= i })
-		time.Sleep(2*time.Millisecond + rand.N(10*time.Millisecond))
-		s.leave()
-		s.released.Store(int64(monotonic()))
-		check(h.Release(ctx))
-		until(func() bool { return s.taken.Load() >= i })
-	}
-	return nil
+	return try(func() {
+		end := time.Now().Add(h.For)
+		for i := int64(1); i <= h.Most && time.Now().Before(end); i++ {
+			held := must(w.lock(w.ctx, h.Key))
+			s.enter()
+			s.held.Store(i)
+			until(func() bool { return s.waiting.Load() >= i })
+			time.Sleep(2*time.Millisecond + rand.N(10*time.Millisecond))
+			s.leave()
+			s.released.Store(int64(monotonic()))
+			check(held.Release(w.ctx))
+			until(func() bool { return s.taken.Load() >= i })
+		}
+	})
 }
 
-// Take waits for each key that Give holds.
-func (w *Worker) Take(j Job, a *Answer) (err error) {
-	defer func() { rescue(recover(), &err) }()
-	ctx, s := context.Background(), w.shared
-	for i := int64(1); ; i++ {
-		until(func() bool { held := s.held.Load(); return held >= i || held == ended })
-		if s.held.Load() == ended {
-			return nil
+// Take waits for each key that Give holds, and answers how long each hand-off took.
+func (w *Worker) Take(h HandOffs, took *[]time.Duration) error {
+	s := w.shared
+	return try(func() {
+		for i := int64(1); ; i++ {
+			until(func() bool { held := s.held.Load(); return held >= i || held == ended })
+			if s.held.Load() == ended {
+				return
+			}
+			s.waiting.Store(i)
+			held := must(w.lock(w.ctx, h.Key))
+			*took = append(*took, monotonic()-time.Duration(s.released.Load()))
+			s.enter()
+			s.leave()
+			check(held.Release(w.ctx))
+			s.taken.Store(i)
 		}
-		s.waiting.Store(i)
-		h := must(w.lock.Acquire(ctx, j.Key))
-		a.Took = append(a.Took, monotonic()-time.Duration(s.released.Load()))
-		s.enter()
-		s.leave()
-		check(h.Release(ctx))
-		s.taken.Store(i)
-	}
+	})
 }

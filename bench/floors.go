@@ -37,7 +37,6 @@ const pollEvery = 10 * time.Millisecond
 type raw struct {
 	*redis.Client
 	lease  time.Duration
-	prefix string
 	do     func(redis.Cmder) // sends a command, and returns when it has its reply
 	name   string            // tokens begin with it
 	tokens atomic.Int64      // made so far
@@ -46,17 +45,17 @@ type raw struct {
 	renewed map[*rawLease]struct{} // nil: leases are not renewed
 }
 
-func newRaw(t target) (lock, error) { return openRaw(t, "raw:") }
+func newRaw(b *bench, t Target) lock { return openRaw(b, t).acquire }
 
-func openRaw(t target, prefix string) (*raw, error) {
-	ctx := context.Background()
-	r := &raw{Client: t.client(), lease: t.Lease, prefix: prefix, name: rand.Text() + "."}
-	r.do = func(cmd redis.Cmder) { _ = r.Process(ctx, cmd) }
-	return r, errors.Join(releaseScript.Load(ctx, r.Client).Err(), renewScript.Load(ctx, r.Client).Err())
+func openRaw(b *bench, t Target) *raw {
+	r := &raw{Client: b.client(t.Addr), lease: t.Lease, name: rand.Text() + "."}
+	r.do = func(cmd redis.Cmder) { _ = r.Process(context.Background(), cmd) }
+	check(releaseScript.Load(b.ctx, r.Client).Err())
+	return r
 }
 
-func (r *raw) Acquire(ctx context.Context, key string) (lease, error) {
-	h := &rawLease{raw: r, key: r.prefix + key, token: r.name + strconv.FormatInt(r.tokens.Add(1), 36)}
+func (r *raw) acquire(ctx context.Context, key string) (lease, error) {
+	h := &rawLease{raw: r, key: key, token: r.name + strconv.FormatInt(r.tokens.Add(1), 36)}
 	for {
 		set := redis.NewBoolCmd(context.Background(), "set", h.key, h.token, "px", r.lease.Milliseconds(), "nx")
 		if r.do(set); set.Err() != nil {
@@ -99,16 +98,12 @@ func (h *rawLease) Release(context.Context) error {
 
 // newRenewed is raw with the least that keeps leases alive: one goroutine that
 // renews all of them three times a lease, in pipelines. It looks at no reply.
-func newRenewed(t target) (lock, error) {
-	r, err := openRaw(t, "raw:")
+func newRenewed(b *bench, t Target) lock {
+	r := openRaw(b, t)
 	r.renewed = map[*rawLease]struct{}{}
-	ctx, cancel := context.WithCancel(context.Background())
-	go r.renew(ctx)
-	stop := func() error {
-		cancel()
-		return r.Close()
-	}
-	return lockFunc{stop, r.Acquire}, err
+	check(renewScript.Load(b.ctx, r.Client).Err())
+	go r.renew(b.ctx)
+	return r.acquire
 }
 
 func (r *raw) renew(ctx context.Context) {
@@ -130,43 +125,36 @@ func (r *raw) renew(ctx context.Context) {
 // newGroup is raw with group commit: while a pipeline is in flight the commands of
 // other callers are collected, and they are the next pipeline. It is what
 // concurrent callers gain when they share round trips.
-func newGroup(t target) (lock, error) {
-	r, err := openRaw(t, "group:")
-	calls := make(chan groupCall, 1000)
+func newGroup(b *bench, t Target) lock {
+	type call struct {
+		redis.Cmder
+		done chan struct{} // closed: it has its reply
+	}
+	r, calls := openRaw(b, t), make(chan call, 1000)
 	r.do = func(cmd redis.Cmder) {
-		call := groupCall{cmd, make(chan struct{})}
-		calls <- call
-		<-call.done
+		c := call{cmd, make(chan struct{})}
+		calls <- c
+		<-c.done
 	}
-	go r.send(calls)
-	stop := func() error {
-		close(calls)
-		return r.Close()
-	}
-	return lockFunc{stop, r.Acquire}, err
-}
-
-type groupCall struct {
-	redis.Cmder
-	done chan struct{} // closed: it has its reply
-}
-
-func (r *raw) send(calls <-chan groupCall) {
-	ctx := context.Background() // a caller's ctx is one of many
-	for first := range calls {
-		batch := []groupCall{first}
-		for len(calls) > 0 {
-			batch = append(batch, <-calls)
+	b.cleanup(func() error { close(calls); return nil })
+	go func() {
+		ctx := context.Background() // a caller's ctx is one of many
+		for first := range calls {
+			batch := []call{first}
+			for len(calls) > 0 {
+				batch = append(batch, <-calls)
+			}
+			pipe := r.Pipeline()
+			for _, c := range batch {
+				_ = pipe.Process(ctx, c.Cmder)
+			}
+			_, _ = pipe.Exec(ctx) // each command has its own error
+			for _, c := range batch {
+				close(c.done)
+			}
 		}
-		pipe := r.Pipeline()
-		for _, call := range batch {
-			_ = pipe.Process(ctx, call.Cmder)
-		}
-		_, _ = pipe.Exec(ctx) // each command has its own error
-		for _, call := range batch {
-			close(call.done)
-		}
-	}
+	}()
+	return r.acquire
 }
 
 // token is the fastest hand-over that Redis has, and no lock: one element of a
@@ -174,32 +162,39 @@ func (r *raw) send(calls <-chan groupCall) {
 // takes it along.
 type token struct {
 	*redis.Client
-	prefix string
-	known  sync.Map // keys that have their element
+	known sync.Map // keys that have their element
 }
 
-func newToken(t target) (lock, error) { return openToken(t, "token:"), nil }
+func newToken(b *bench, t Target) lock {
+	list := openToken(b, t)
+	return func(ctx context.Context, key string) (lease, error) {
+		pass := func(ctx context.Context) error { return list.pass(ctx, key) }
+		return releaseFunc(pass), list.take(ctx, key)
+	}
+}
 
 // openToken gives every goroutine a connection to block.
-func openToken(t target, prefix string) *token {
-	return &token{Client: redis.NewClient(&redis.Options{Addr: t.Addr, PoolSize: t.Workers + 4}), prefix: prefix}
-}
-
-func (t *token) Acquire(ctx context.Context, key string) (lease, error) {
-	return &tokenLease{t, key}, t.take(ctx, key)
+func openToken(b *bench, t Target) *token {
+	rdb := redis.NewClient(&redis.Options{Addr: t.Addr, PoolSize: t.Workers + 4})
+	b.cleanup(rdb.Close)
+	return &token{Client: rdb}
 }
 
 // take blocks for a second at a time, since go-redis does not interrupt a read
 // when ctx ends.
 func (t *token) take(ctx context.Context, key string) error {
-	if _, known := t.known.Load(key); !known {
-		t.known.Store(key, true)
-		if err := t.make(ctx, key); err != nil {
+	if _, known := t.known.LoadOrStore(key, true); !known {
+		// A key gets its element once for all processes.
+		first, err := t.SetNX(ctx, "made:"+key, 1, time.Hour).Result()
+		if first {
+			err = t.pass(ctx, key)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	for ctx.Err() == nil {
-		err := t.BLPop(ctx, time.Second, t.prefix+key).Err()
+		err := t.BLPop(ctx, time.Second, key).Err()
 		if !errors.Is(err, redis.Nil) {
 			return err
 		}
@@ -207,25 +202,9 @@ func (t *token) take(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// make gives a key its element, once for all processes.
-func (t *token) make(ctx context.Context, key string) error {
-	first, err := t.SetNX(ctx, t.prefix+"made:"+key, 1, time.Hour).Result()
-	if first {
-		err = t.pass(ctx, key)
-	}
-	return err
-}
-
 func (t *token) pass(ctx context.Context, key string) error {
-	return t.RPush(ctx, t.prefix+key, "token").Err()
+	return t.RPush(ctx, key, "token").Err()
 }
-
-type tokenLease struct {
-	*token
-	key string
-}
-
-func (h *tokenLease) Release(ctx context.Context) error { return h.pass(ctx, h.key) }
 
 // cohortBudget is how long a process may hand the token from goroutine to
 // goroutine before it passes it on: short enough that four processes take turns
@@ -235,14 +214,8 @@ const cohortBudget = 250 * time.Microsecond
 // cohort is token behind a process's own queue. While the token is in the
 // process it goes to the next goroutine without Redis, until the budget
 // is spent. No lock that excludes processes can hand over faster.
-type cohort struct {
+type cohort struct { // of one key
 	*token
-	keys sync.Map // of *cohortKey
-}
-
-// cohortKey is one key in one process.
-type cohortKey struct {
-	*cohort
 	key     string
 	waiting atomic.Int64
 	mutex   *semaphore.Weighted // first come, first served
@@ -251,103 +224,92 @@ type cohortKey struct {
 	since    time.Time // when the token came
 }
 
-func newCohort(t target) (lock, error) { return &cohort{token: openToken(t, "cohort:")}, nil }
-
-func (c *cohort) Acquire(ctx context.Context, key string) (lease, error) {
-	v, ok := c.keys.Load(key)
-	if !ok {
-		v, _ = c.keys.LoadOrStore(key, &cohortKey{cohort: c, key: key, mutex: semaphore.NewWeighted(1)})
+func newCohort(b *bench, t Target) lock {
+	var cohorts sync.Map // by key
+	list := openToken(b, t)
+	return func(ctx context.Context, key string) (lease, error) {
+		c, ok := cohorts.Load(key)
+		if !ok {
+			c, _ = cohorts.LoadOrStore(key, &cohort{token: list, key: key, mutex: semaphore.NewWeighted(1)})
+		}
+		return c.(*cohort).acquire(ctx)
 	}
-	k := v.(*cohortKey)
-	k.waiting.Add(1)
-	err := k.mutex.Acquire(ctx, 1)
-	k.waiting.Add(-1)
-	if err != nil || k.hasToken {
-		return k, err
-	}
-	if err := k.take(ctx, key); err != nil {
-		k.mutex.Release(1)
-		return nil, err
-	}
-	k.hasToken, k.since = true, time.Now()
-	return k, nil
 }
 
-func (k *cohortKey) Release(ctx context.Context) (err error) {
-	if k.waiting.Load() == 0 || time.Since(k.since) >= cohortBudget {
-		// The token is passed on first: who fetches it queues after those that wait.
-		k.hasToken = false
-		err = k.pass(ctx, k.key)
+func (c *cohort) acquire(ctx context.Context) (lease, error) {
+	c.waiting.Add(1)
+	err := c.mutex.Acquire(ctx, 1)
+	c.waiting.Add(-1)
+	if err != nil || c.hasToken {
+		return c, err
 	}
-	k.mutex.Release(1)
+	if err := c.take(ctx, c.key); err != nil {
+		c.mutex.Release(1)
+		return nil, err
+	}
+	c.hasToken, c.since = true, time.Now()
+	return c, nil
+}
+
+func (c *cohort) Release(ctx context.Context) (err error) {
+	if c.waiting.Load() == 0 || time.Since(c.since) >= cohortBudget {
+		// The token is passed on first: who fetches it queues after those that wait.
+		c.hasToken = false
+		err = c.pass(ctx, c.key)
+	}
+	c.mutex.Release(1)
 	return err
 }
 
-// message is the least that a lock does which hands over by a message: a script hands it over to the one call that
+// newMessage is the least that a lock does which hands over by a message: a script hands it over to the one call that
 // waits, and publishes that to its process, which has one subscription. The PING before it has Redis send the
 // message before the script's reply. No fence, no renewal, no check of who holds it, and a call waits for a lost
 // message without end. Other scripts add a fence, and check who holds it.
-type message struct {
-	*redis.Client
-	sub      *redis.PubSub
-	id       string // names its channel
-	messages chan struct{}
-
-	take, tell *redis.Script
-	lease      int64 // ms
-}
-
-func newMessage(take, tell string) func(target) (lock, error) {
-	return func(t target) (lock, error) {
-		ctx := context.Background()
-		m := &message{
-			Client: t.client(), id: rand.Text(), messages: make(chan struct{}, 1),
-			take: script(take), tell: script(tell), lease: t.Lease.Milliseconds(),
-		}
-		m.sub = m.Subscribe(ctx, m.id)
-		_, err := m.sub.Receive(ctx)
-		go m.receive()
-		return m, errors.Join(err, m.take.Load(ctx, m.Client).Err(), m.tell.Load(ctx, m.Client).Err())
-	}
-}
-
-func (m *message) receive() {
-	for {
-		msg, err := m.sub.ReceiveTimeout(context.Background(), 0)
-		if err != nil {
-			return
-		}
-		if _, ok := msg.(*redis.Message); ok {
-			m.messages <- struct{}{}
+func newMessage(takeScript, tellScript string) func(*bench, Target) lock {
+	return func(b *bench, t Target) lock {
+		ctx, id, rdb := context.Background(), rand.Text(), b.client(t.Addr) // id names the channel
+		take, tell := script(takeScript), script(tellScript)
+		check(errors.Join(take.Load(ctx, rdb).Err(), tell.Load(ctx, rdb).Err()))
+		messages := subscribe(b, rdb, id)
+		return func(waits context.Context, key string) (lease, error) {
+			keys := []string{"told:" + key, "waits:" + key}
+			release := releaseFunc(func(context.Context) error {
+				pipe := rdb.Pipeline()
+				pipe.Ping(ctx)
+				tell.EvalSha(ctx, pipe, keys, id)
+				_, err := pipe.Exec(ctx)
+				return err
+			})
+			taken, err := take.EvalSha(ctx, rdb, keys, id, t.Lease.Milliseconds()).Bool()
+			if err != nil || taken {
+				return release, err
+			}
+			select {
+			case <-messages:
+				return release, nil
+			case <-waits.Done():
+				return nil, waits.Err()
+			}
 		}
 	}
 }
 
-func (m *message) Close() error { return errors.Join(m.sub.Close(), m.Client.Close()) }
-
-func (m *message) Acquire(ctx context.Context, key string) (lease, error) {
-	h := &messageLease{m, []string{"told:" + key, "waits:" + key}}
-	taken, err := m.take.EvalSha(context.Background(), m.Client, h.keys, m.id, m.lease).Bool()
-	if err != nil || taken {
-		return h, err
-	}
-	select {
-	case <-m.messages:
-		return h, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-type messageLease struct {
-	*message
-	keys []string
-}
-
-func (h *messageLease) Release(context.Context) error {
-	ctx, pipe := context.Background(), h.Pipeline()
-	pipe.Ping(ctx)
-	h.tell.EvalSha(ctx, pipe, h.keys, h.id)
-	_, err := pipe.Exec(ctx)
-	return err
+// subscribe receives messages to a channel, and hands them on.
+func subscribe(b *bench, rdb *redis.Client, channel string) <-chan struct{} {
+	sub := rdb.Subscribe(b.ctx, channel)
+	b.cleanup(sub.Close)
+	must(sub.Receive(b.ctx))
+	messages := make(chan struct{}, 1)
+	go func() {
+		for {
+			msg, err := sub.ReceiveTimeout(b.ctx, 0)
+			if err != nil {
+				return
+			}
+			if _, ok := msg.(*redis.Message); ok {
+				messages <- struct{}{}
+			}
+		}
+	}()
+	return messages
 }

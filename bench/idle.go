@@ -1,8 +1,8 @@
 package main
 
 import (
-	"context"
-	"errors"
+	"fmt"
+	"slices"
 	"time"
 )
 
@@ -11,65 +11,52 @@ import (
 func (all table) watchIdle(length time.Duration) {
 	for range rounds {
 		check(together(len(all), func(i int) error {
-			seen, err := all[i].server.monitor(length)
-			all[i].rounds = append(all[i].rounds, seen)
-			return err
+			return try(func() { all[i].rounds = append(all[i].rounds, all[i].server.monitor(length)) })
 		}))
 	}
 }
 
 // idleHolder is what it costs when a hundred calls wait and nothing happens: their key is held, and its holder does nothing.
 func idleHolder(b *bench) {
-	const title = "100 waiters in 10 processes, holder idle"
+	const key = "idle"
 	var all table
 	for _, name := range []string{"redislock", "rueidislock", "rueidislock-1key", "perkey"} {
 		s := b.openServer("")
 		// Not all renew: the lease outlasts the scenario.
-		t := target{s.addr, 10, 2 * time.Minute}
+		t := Target{Addr: s.addr, Workers: 10, Lease: 2 * time.Minute}
 		r := b.startLocks(10, t, name)[0]
 		r.server = s
 		all = append(all, r)
-		holder := must(locks[name](t))
-		held := must(holder.Acquire(b.ctx, "idle"))
-		b.cleanup(func() { _, _ = held.Release(context.Background()), holder.Close() })
+		must(locks[name](b, t)(b.ctx, key))
 	}
 	length := scale(b, 5*time.Second, 2200*time.Millisecond)
-	j := Job{Key: "idle", Start: monotonic(), For: time.Second + rounds*length}
-	waits := map[*row]func() ([]Answer, error){}
-	for _, r := range all {
-		waits[r] = b.ask(r.processes, "Contend", j)
+	c := Contest{Key: key, Start: monotonic(), For: time.Second + rounds*length}
+	waits := make([]func() ([][][]time.Duration, error), len(all))
+	for i, r := range all {
+		waits[i] = ask[[][]time.Duration](b, r.processes, "Contend", c, c.For)
 	}
 	check(pause(b.ctx, 500*time.Millisecond)) // until all wait
 	all.watchIdle(length)
-	for _, r := range all {
-		answers, err := waits[r]()
-		for _, a := range answers {
-			for _, c := range a.Contended {
-				if c.Count > 0 {
-					err = errors.New("BROKEN: a waiter got a key that was held")
+	for i, r := range all {
+		r.try(func() {
+			for _, each := range slices.Concat(must(waits[i]())...) {
+				if len(each) > 1 {
+					check(fmt.Errorf("%w: a waiter of %s got a key that was held", errBroken, r.name))
 				}
 			}
-		}
-		if err != nil {
-			r.rounds, r.remark = nil, err.Error()
-		}
+		})
 	}
-	all.print(title, sent, inScripts)
-	b.require(title, all, atMost("perkey", sent, 15))
+	b.report("100 waiters in 10 processes, holder idle", all, []figure{sent, inScripts}, atMost("perkey", sent, 15))
 }
 
 // idleWorker is what it costs when a queue's worker has nothing to do.
 func idleWorker(b *bench) {
-	const title = "queue, one idle worker"
 	all := newTable("asynq", "asynq-100ms", "perkey")
 	for _, r := range all {
 		r.server = b.openServer("")
-		q := must(queues[r.name](target{Addr: r.server.addr, Lease: claimLease}, "idle"))
-		b.cleanup(func() { _ = q.Close() })
-		b.work(q, func(int) {})
+		queues[r.name](b, Target{Addr: r.server.addr, Lease: claimLease, Queue: "idle"}).work(b, func(int) {})
 	}
 	check(pause(b.ctx, 2*time.Second)) // connections, scripts
 	all.watchIdle(scale(b, 10*time.Second, 2200*time.Millisecond))
-	all.print(title, sent, inScripts, allCalls)
-	b.require(title, all, atMost("perkey", allCalls, 2))
+	b.report("queue, one idle worker", all, []figure{sent, inScripts, allCalls}, atMost("perkey", allCalls, 2))
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,8 +22,8 @@ var (
 func leases(b *bench) {
 	title := "10,000 renewed leases of 30 s" + scale(b, "", ", here 1,000 of 3 s")
 	all := b.keep(scale(b, 10_000, 1000), scale(b, 30*time.Second, 3*time.Second), rounds, "raw+renewal", "rueidislock-1key", "perkey")
-	all.print(title, cpuPerMin, cpuPerMin.over("raw+renewal"), heap, goroutines, more)
-	b.require(title, all, atMost("perkey", cpuPerMin.over("raw+renewal"), 2), atMost("perkey", more, holders), atMost("perkey", heap, 400))
+	b.report(title, all, []figure{cpuPerMin, cpuPerMin.over("raw+renewal"), heap, goroutines, more},
+		atMost("perkey", cpuPerMin.over("raw+renewal"), 2), atMost("perkey", more, holders), atMost("perkey", heap, 400))
 
 	title = "100,000 renewed leases of 30 s"
 	if b.quick {
@@ -35,25 +34,27 @@ func leases(b *bench) {
 	for _, name := range []string{"raw+renewal", "perkey"} { // what Redis does is measured, so each goes alone
 		all = append(all, b.keep(maxLeases, 30*time.Second, 2, name)...)
 	}
-	all.print(title, ofRedisCore, cpuPerMin, heap, goroutines)
-	b.require(title, all, atMost("perkey", ofRedisCore, 7), atMost("perkey", heap, 400))
+	b.report(title, all, []figure{ofRedisCore, cpuPerMin, heap, goroutines},
+		atMost("perkey", ofRedisCore, 7), atMost("perkey", heap, 400))
 }
 
 // keep has a process of each lock keep n leases, and measures for some whole periods of theirs.
 func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (all table) {
 	check(b.run(fmt.Sprintf("%d leases", n), func(b *bench) {
-		all = b.startLocks(1, target{b.server.addr, 1, lease}, names...)
+		all = b.startLocks(1, Target{Addr: b.server.addr, Workers: 1, Lease: lease}, names...)
 		static := map[*row]values{} // what does not change meanwhile
+		keep := func(r *row, count int) Usage {
+			return must(ask[Usage](b, r.processes, "Keep", count, 40*time.Second)())[0]
+		}
 		for _, r := range all {
-			var few, full Answer
-			// The first time is for connections, whose buffers would count as the leases'.
-			for _, count := range []int{n / 10, 0, n / 10, n} {
-				few, full = full, b.askKeep(r, count)
-			}
-			static[r] = values{
-				heap:       (float64(full.Heap) - float64(few.Heap)) / float64(n-n/10),
-				goroutines: float64(full.Goroutines), more: float64(full.Goroutines - few.Goroutines),
-			}
+			r.try(func() {
+				keep(r, n/10) // for connections, whose buffers would count as the leases'
+				keep(r, 0)
+				few, full := keep(r, n/10), keep(r, n)
+				static[r] = values{
+					heap: (full.Heap - few.Heap) / float64(n-n/10), goroutines: full.Goroutines, more: full.Goroutines - few.Goroutines,
+				}
+			})
 		}
 		check(pause(b.ctx, lease)) // the first renewals are over, and spread as they will be
 		for range periods {
@@ -71,7 +72,7 @@ func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (
 			}
 		}
 		for _, r := range all {
-			if b.askKeep(r, 0); r.remark != "" {
+			if r.try(func() { keep(r, 0) }); r.remark != "" {
 				r.rounds = nil
 			}
 		}
@@ -79,26 +80,16 @@ func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (
 	return all
 }
 
-func (b *bench) askKeep(r *row, count int) Answer {
-	if r.remark != "" {
-		return Answer{}
-	}
-	answers, err := b.ask(r.processes, "Keep", Job{Count: count, For: 40 * time.Second})()
-	if err != nil {
-		r.remark = err.Error()
-		return Answer{}
-	}
-	return answers[0]
-}
-
 const (
 	maxLeases = 100_000
 	holders   = 16 // goroutines of a process that acquire leases at once
 )
 
-// Keep acquires keys until it has as many as the job counts, or releases all, and says what the process is using then.
-func (w *Worker) Keep(j Job, a *Answer) error {
-	ctx := context.Background()
+// Usage is what a process is using.
+type Usage struct{ Heap, Goroutines float64 }
+
+// Keep acquires keys until it has that many, or releases all, and answers what the process is using then.
+func (w *Worker) Keep(count int, usage *Usage) error {
 	if w.keys == nil { // made beforehand, so that they are not taken for the leases' memory
 		w.leases = make([]lease, 0, maxLeases)
 		for i := range maxLeases {
@@ -106,24 +97,24 @@ func (w *Worker) Keep(j Job, a *Answer) error {
 		}
 	}
 	first := len(w.leases)
-	w.leases = w.leases[:max(first, j.Count)]
+	w.leases = w.leases[:max(first, count)]
 	err := together(holders, func(holder int) (err error) {
 		for i := holder; i < len(w.leases); i += holders {
-			if j.Count == 0 {
-				err = errors.Join(err, w.leases[i].Release(ctx))
+			if count == 0 {
+				err = errors.Join(err, w.leases[i].Release(w.ctx))
 			} else if i >= first && err == nil {
-				w.leases[i], err = w.lock.Acquire(ctx, w.keys[i])
+				w.leases[i], err = w.lock(w.ctx, w.keys[i])
 			}
 		}
 		return err
 	})
-	clear(w.leases[j.Count:])
-	w.leases = w.leases[:j.Count]
+	clear(w.leases[count:])
+	w.leases = w.leases[:count]
 	time.Sleep(100 * time.Millisecond) // what ends after an acquire has ended
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.GC() // what was in pools
 	runtime.ReadMemStats(&m)
-	a.Heap, a.Goroutines = m.HeapAlloc, runtime.NumGoroutine()
+	*usage = Usage{float64(m.HeapAlloc), float64(runtime.NumGoroutine())}
 	return err
 }

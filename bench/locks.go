@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -18,33 +17,39 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// lock is an implementation that is measured. It is safe for concurrent use.
-type lock interface {
-	// Acquire takes key for the target's lease, and waits until it is free. With an error there is no lease.
-	Acquire(ctx context.Context, key string) (lease, error)
-	// Close frees what the lock has open, its clients too.
-	Close() error
-}
+// lock is an implementation that is measured: it acquires key for the target's lease, and waits until it is free. With
+// an error there is no lease. It is safe for concurrent use. Locks of several implementations do not share a key.
+type lock func(ctx context.Context, key string) (lease, error)
 
 // lease is a key that was acquired.
 type lease interface {
 	Release(ctx context.Context) error
 }
 
-// target is what a lock or a queue is opened for.
-type target struct {
+type releaseFunc func(ctx context.Context) error
+
+func (f releaseFunc) Release(ctx context.Context) error { return f(ctx) }
+
+// Target is what a lock or a queue is opened for.
+type Target struct {
+	Name    string // of the lock, where a process is to open it, or of the implementation of a queue
 	Addr    string
-	Workers int // goroutines that call it at once
-	Lease   time.Duration
+	Workers int           // goroutines that call a lock at once
+	Lease   time.Duration // of a key, or of a queue's claim
+	Queue   string        // its name
 }
 
 const leaseTime = 15 * time.Second // unless the scenario says otherwise
 
-// client is a go-redis client as a service makes it.
-func (t target) client() *redis.Client { return redis.NewClient(&redis.Options{Addr: t.Addr}) }
+// client is a go-redis client as a service makes it. What is opened for a scenario is closed when that ends.
+func (b *bench) client(addr string) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	b.cleanup(rdb.Close)
+	return rdb
+}
 
 // locks by the names of their rows.
-var locks = map[string]func(target) (lock, error){
+var locks = map[string]func(*bench, Target) lock{
 	"raw":              newRaw,
 	"raw+renewal":      newRenewed,
 	"group":            newGroup,
@@ -62,11 +67,9 @@ var locks = map[string]func(target) (lock, error){
 // peers are neither floors nor perkey.
 var peers = []string{"redislock", "redsync", "rueidislock", "rueidislock-1key"}
 
-// openLock opens a lock with clients of its own until the scenario ends.
+// openLock opens a lock with clients of its own.
 func (b *bench) openLock(name string, workers int) lock {
-	l := must(locks[name](target{b.server.addr, workers, leaseTime}))
-	b.cleanup(func() { _ = l.Close() })
-	return l
+	return locks[name](b, Target{Addr: b.server.addr, Workers: workers, Lease: leaseTime})
 }
 
 // section is what a key guards. It counts who is inside: what a lock is for is checked while it is measured.
@@ -86,7 +89,7 @@ func newSections(n int, prefix string) []section {
 // visit enters and leaves. Its caller holds the key.
 func (s *section) visit() error {
 	if n := s.inside.Add(1); n != 1 {
-		return fmt.Errorf("%d holders of %q at once", n, s.key)
+		return fmt.Errorf("%w: %d holders of %q at once", errBroken, n, s.key)
 	}
 	s.inside.Add(-1)
 	return nil
@@ -94,7 +97,7 @@ func (s *section) visit() error {
 
 // pass acquires the key, visits, and releases it.
 func (s *section) pass(ctx context.Context, l lock) error {
-	h, err := l.Acquire(ctx, s.key)
+	h, err := l(ctx, s.key)
 	if err != nil {
 		return err
 	}
@@ -106,96 +109,70 @@ func (s *section) pass(ctx context.Context, l lock) error {
 
 // pairs is a row of a lock whose workers have a key each, which they acquire and release.
 func pairs(name string, l lock, workers int) *row {
-	sections := newSections(workers, "pair")
+	sections := newSections(workers, name+":pair")
 	return &row{name: name, op: func(ctx context.Context, worker int) error { return sections[worker].pass(ctx, l) }}
 }
 
-// lockFunc is a lock of two functions.
-type lockFunc struct {
-	close   func() error
-	acquire func(ctx context.Context, key string) (lease, error)
+// openPerkey is perkey with a client of its own.
+func (b *bench) openPerkey(opts ...core.Option) *core.Locker {
+	return b.locker(b.client(b.server.addr), leaseTime, opts...)
 }
 
-func (f lockFunc) Close() error                                           { return f.close() }
-func (f lockFunc) Acquire(ctx context.Context, key string) (lease, error) { return f.acquire(ctx, key) }
-
-// perkeyLock closes its client after itself.
-type perkeyLock struct {
-	*core.Locker
-	rdb *redis.Client
+func (b *bench) locker(rdb *redis.Client, lease time.Duration, opts ...core.Option) *core.Locker {
+	l := must(core.New(rdb, append(opts, core.WithTTL(lease))...))
+	b.cleanup(l.Close)
+	return l
 }
 
-func newPerkey(t target) (lock, error) { return openPerkey(t) }
+func newPerkey(b *bench, t Target) lock { return acquire(b.locker(b.client(t.Addr), t.Lease)) }
 
-func openPerkey(t target, opts ...core.Option) (perkeyLock, error) {
-	rdb := t.client()
-	l, err := core.New(rdb, append(opts, core.WithTTL(t.Lease))...)
-	return perkeyLock{l, rdb}, err
+func acquire(l *core.Locker) lock {
+	return func(ctx context.Context, key string) (lease, error) { return l.Acquire(ctx, key) }
 }
 
-func (p perkeyLock) Close() error { return errors.Join(p.Locker.Close(), p.rdb.Close()) }
-
-func (p perkeyLock) Acquire(ctx context.Context, key string) (lease, error) {
-	return p.Locker.Acquire(ctx, key)
-}
-
-// redislock is bsm/redislock. It retries at the pace that its own strategy for
+// newRedislock is bsm/redislock. It retries at the pace that its own strategy for
 // steady retries is given, here that of raw; without a strategy it does not wait.
-func newRedislock(t target) (lock, error) {
-	rdb := t.client()
-	client, wait := redislock.New(rdb), &redislock.Options{RetryStrategy: redislock.LinearBackoff(pollEvery)}
-	return lockFunc{rdb.Close, func(ctx context.Context, key string) (lease, error) {
-		return client.Obtain(ctx, "redislock:"+key, t.Lease, wait)
-	}}, nil
-}
-
-// redsync is go-redsync/redsync on one Redis. It keeps its delay of 50 to 250 ms
-// between tries, and its tries, 32 unless told otherwise, do not run out.
-func newRedsync(t target) (lock, error) {
-	rdb := t.client()
-	rs := redsync.New(goredis.NewPool(rdb))
-	return lockFunc{rdb.Close, func(ctx context.Context, key string) (lease, error) {
-		m := rs.NewMutex("redsync:"+key, redsync.WithExpiry(t.Lease), redsync.WithTries(math.MaxInt32))
-		return redsyncLease{m}, m.LockContext(ctx)
-	}}, nil
-}
-
-type redsyncLease struct{ *redsync.Mutex }
-
-func (m redsyncLease) Release(ctx context.Context) error {
-	if ok, err := m.UnlockContext(ctx); !ok {
-		return errors.Join(errors.New("redsync: not unlocked"), err)
+func newRedislock(b *bench, t Target) lock {
+	client, wait := redislock.New(b.client(t.Addr)), &redislock.Options{RetryStrategy: redislock.LinearBackoff(pollEvery)}
+	return func(ctx context.Context, key string) (lease, error) {
+		return client.Obtain(ctx, key, t.Lease, wait)
 	}
-	return nil
 }
 
-// rueidislock hears of releases by client-side caching.
+// newRedsync is go-redsync/redsync on one Redis. It keeps its delay of 50 to 250 ms
+// between tries, and its tries, 32 unless told otherwise, do not run out.
+func newRedsync(b *bench, t Target) lock {
+	rs := redsync.New(goredis.NewPool(b.client(t.Addr)))
+	return func(ctx context.Context, key string) (lease, error) {
+		m := rs.NewMutex(key, redsync.WithExpiry(t.Lease), redsync.WithTries(math.MaxInt32))
+		unlock := func(ctx context.Context) error {
+			_, err := m.UnlockContext(ctx) // false comes with an error
+			return err
+		}
+		return releaseFunc(unlock), m.LockContext(ctx)
+	}
+}
+
+// newRueidislock hears of releases by client-side caching.
 // NOLOOP is on, as its README advises for Redis from 7.0.5 on. Its default is a majority
 // of 2 of 3 keys; for a single Redis the README advises 1.
 //
 // A try gets a second in place of 20 ms: on a busy machine a call whose try took
 // longer was seen to wait for good while its key was free.
-func newRueidislock(majority int32) func(target) (lock, error) {
-	return func(t target) (lock, error) {
-		l, err := rueidislock.NewLocker(rueidislock.LockerOption{
+func newRueidislock(majority int32) func(*bench, Target) lock {
+	return func(b *bench, t Target) lock {
+		l := must(rueidislock.NewLocker(rueidislock.LockerOption{
 			ClientOption: rueidis.ClientOption{InitAddress: []string{t.Addr}}, KeyValidity: t.Lease, KeyMajority: majority,
 			TryNextAfter: time.Second, NoLoopTracking: true,
-		})
-		if err != nil {
-			return nil, err
-		}
-		closeIt := func() error { l.Close(); return nil }
-		return lockFunc{closeIt, func(ctx context.Context, key string) (lease, error) {
+		}))
+		b.cleanup(func() error { l.Close(); return nil })
+		return func(ctx context.Context, key string) (lease, error) {
 			_, cancel, err := l.WithContext(ctx, key)
-			return rueidisLease(cancel), err
-		}}, nil
+			release := func(context.Context) error {
+				cancel() // waits until its keys were deleted
+				return nil
+			}
+			return releaseFunc(release), err
+		}
 	}
-}
-
-// rueidisLease releases, and waits until its keys were deleted.
-type rueidisLease context.CancelFunc
-
-func (h rueidisLease) Release(context.Context) error {
-	h()
-	return nil
 }

@@ -40,7 +40,9 @@ var scenarios = []struct {
 	{"idle", idleHolder},
 	{"leases", leases},
 	{"web", web},
-	{"ops", observed},
+	{"ops", recorded},
+	{"ops", listed},
+	{"ops", line},
 	{"queue-enqueue", enqueue},
 	{"queue-drain", drain},
 	{"queue-keys", drainKeys},
@@ -52,14 +54,14 @@ var scenarios = []struct {
 
 // bench is what a scenario works with. It is for one goroutine.
 type bench struct {
-	ctx      context.Context
+	ctx      context.Context // ends with the scenario
 	server   *server
 	quick    bool
-	bars     []string
-	cleanups []func()
+	bars     *[]string
+	cleanups []func() error
 
-	sharedFile *os.File
 	shared     *shared
+	sharedFile *os.File
 }
 
 func main() {
@@ -72,8 +74,8 @@ func main() {
 	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	b := &bench{ctx: ctx, quick: *quick}
-	err := b.run("bench", func(*bench) { b.all(*only, *addr) })
+	b := &bench{ctx: ctx, quick: *quick, bars: new([]string)}
+	err := b.run("bench", func(b *bench) { b.all(*only, *addr) })
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -82,7 +84,7 @@ func main() {
 }
 
 func (b *bench) all(only, addr string) {
-	b.sharedFile, b.shared = newShared()
+	b.shared, b.sharedFile = newShared()
 	b.server = b.openServer(addr)
 	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), b.server.version, b.server.addr)
 	start := time.Now()
@@ -100,7 +102,7 @@ func (b *bench) all(only, addr string) {
 // failure is what check panics with.
 type failure struct{ error }
 
-// check ends what has deferred rescue if err is not nil.
+// check ends what try runs if err is not nil.
 func check(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -112,34 +114,41 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// rescue sets err to what check was given, if that is what was recovered.
-func rescue(recovered any, err *error) {
-	if failed, ok := recovered.(failure); ok {
-		*err = failed.error
-	} else if recovered != nil {
-		panic(recovered)
-	}
-}
+// errBroken ends the run: two had one key at once, or messages lost their order.
+var errBroken = errors.New("broken")
 
-// run runs f, and then what f has given to cleanup, the last first. It returns what check was given.
-func (b *bench) run(name string, f func(*bench)) (err error) {
-	outer := b.cleanups
-	b.cleanups = nil
+// try runs f, and returns what check was given.
+func try(f func()) (err error) {
 	defer func() {
-		for _, clean := range slices.Backward(b.cleanups) {
-			clean()
-		}
-		b.cleanups = outer
-		if err != nil {
-			err = fmt.Errorf("%s: %w", name, err)
+		recovered := recover()
+		if failed, ok := recovered.(failure); ok {
+			err = failed.error
+		} else if recovered != nil {
+			panic(recovered)
 		}
 	}()
-	defer func() { rescue(recover(), &err) }()
-	f(b)
+	f()
 	return nil
 }
 
-func (b *bench) cleanup(f func()) { b.cleanups = append(b.cleanups, f) }
+// run runs f with a ctx that ends when f does, and then what f has given to cleanup, the last first. It returns what check
+// was given, and what the cleanups returned.
+func (b *bench) run(name string, f func(*bench)) error {
+	ctx, cancel := context.WithCancel(b.ctx)
+	inner := *b
+	inner.ctx, inner.cleanups = ctx, nil
+	err := try(func() { f(&inner) })
+	cancel()
+	for _, clean := range slices.Backward(inner.cleanups) {
+		err = errors.Join(err, clean())
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return err
+}
+
+func (b *bench) cleanup(f func() error) { b.cleanups = append(b.cleanups, f) }
 
 // scale chooses between the sizes of a full and of a quick run.
 func scale[T any](b *bench, full, quick T) T {

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -44,7 +44,7 @@ var (
 	commands  = figure{name: "commands", digits: 2} // those that scripts call among them
 )
 
-// over is the ratio to what another row has of f.
+// over is the ratio to what another row has of f; without a name of one it is f itself.
 func (f figure) over(base string) figure {
 	f.base = base
 	return f
@@ -56,12 +56,11 @@ type values map[figure]float64
 type row struct {
 	name   string
 	rounds []values
-	remark string // what a reader must know; with one it is left out of the remaining rounds
+	remark string // why it is out: it is not measured again
 
 	// What a scenario works with:
-	op        func(ctx context.Context, worker int) error // for measure; one worker's calls do not overlap
+	op        func(ctx context.Context, worker int) error // for compare; one worker's calls do not overlap
 	processes []process
-	queue     queue
 	server    *server
 }
 
@@ -82,25 +81,19 @@ func newTable(names ...string) (all table) {
 	return all
 }
 
-// find returns a row without rounds if the table does not have the name.
 func (all table) find(name string) *row {
-	i := slices.IndexFunc(all, func(r *row) bool { return r.name == name })
-	if i < 0 {
-		return &row{name: name}
-	}
-	return all[i]
+	return all[slices.IndexFunc(all, func(r *row) bool { return r.name == name })]
 }
 
-// base is the row that f is a ratio to.
+// base is the row that f is a ratio to. It has no rounds if all peers are out.
 func (all table) base(f figure) *row {
 	if f.base != bestPeer {
 		return all.find(f.base)
 	}
-	best := &row{name: bestPeer}
-	f.base = ""
+	best, f := &row{name: bestPeer}, f.over("")
 	for _, r := range all {
-		if better := all.value(r, f) > all.value(best, f); slices.Contains(peers, r.name) && len(r.rounds) > 0 &&
-			(len(best.rounds) == 0 || better == f.more) {
+		if slices.Contains(peers, r.name) && len(r.rounds) > 0 &&
+			(len(best.rounds) == 0 || all.value(r, f) > all.value(best, f) == f.more) {
 			best = r
 		}
 	}
@@ -110,11 +103,9 @@ func (all table) base(f figure) *row {
 // value is the median over the rounds, and not a number if there is none. Rows are compared round by round: what slowed
 // a round down slowed both.
 func (all table) value(r *row, f figure) float64 {
-	plain := f
-	plain.base = ""
-	each := r.each(plain)
+	each := r.each(f.over(""))
 	if f.base != "" {
-		base := all.base(f).each(plain)
+		base := all.base(f).each(f.over(""))
 		each = each[:min(len(each), len(base))]
 		for i := range each {
 			each[i] /= base[i]
@@ -177,25 +168,34 @@ func (s *sample) values() values {
 	return all
 }
 
+// try runs f unless the row is out. If f fails the row is out, and the table says why.
+func (r *row) try(f func()) {
+	if r.remark != "" {
+		return
+	}
+	err := try(f)
+	if errors.Is(err, errBroken) {
+		check(err)
+	}
+	if err != nil {
+		r.remark = err.Error()
+	}
+}
+
 // inRounds lets the rows take turns, so many in each round, in an order drawn anew each time: what one leaves behind,
-// such as which CPU runs what, must not always meet the same next. When do fails the row is out, and says why.
-func (b *bench) inRounds(all table, turns int, do func(r *row, round int, s *sample) error) {
+// such as which CPU runs what, must not always meet the same next.
+func (b *bench) inRounds(all table, turns int, do func(r *row, round int, s *sample)) {
 	for round := range rounds {
 		samples := make([]sample, len(all))
 		for range turns {
 			for _, i := range rand.Perm(len(all)) {
 				check(b.ctx.Err())
-				if all[i].remark != "" {
-					continue
-				}
-				if err := do(all[i], round, &samples[i]); err != nil {
-					all[i].remark, samples[i].ops = err.Error(), 0
-				}
+				all[i].try(func() { do(all[i], round, &samples[i]) })
 			}
 		}
-		for i := range samples {
-			if samples[i].ops > 0 {
-				all[i].rounds = append(all[i].rounds, samples[i].values())
+		for i, r := range all {
+			if r.remark == "" {
+				r.rounds = append(r.rounds, samples[i].values())
 			}
 		}
 	}
@@ -204,18 +204,18 @@ func (b *bench) inRounds(all table, turns int, do func(r *row, round int, s *sam
 // size says how much is measured: in each round so many turns of operations per worker.
 type size struct{ workers, turns, ops int }
 
-// measure has the rows do their operations in turns. One that hangs is out.
-func (b *bench) measure(all table, n size) {
-	turn := func(r *row, _ int, s *sample) error { return b.turn(r, n, s) }
+// compare has the rows do their operations in turns, and reports what is known of those, with ratios to the row base.
+func (b *bench) compare(title string, all table, base string, n size, bars ...bar) {
 	for _, r := range all { // connections, scripts, caches
-		if err := turn(r, 0, &sample{}); err != nil {
-			r.remark = err.Error()
-		}
+		r.try(func() { b.turn(r, n, &sample{}) })
 	}
-	b.inRounds(all, n.turns, turn)
+	b.inRounds(all, n.turns, func(r *row, _ int, s *sample) { b.turn(r, n, s) })
+	b.report(title, all, []figure{
+		p50, p99, perSecond, p50.over(base), p99.over(base), perSecond.over(base), allocs, redisCPU, scripts, commands,
+	}, bars...)
 }
 
-func (b *bench) turn(r *row, n size, s *sample) (err error) {
+func (b *bench) turn(r *row, n size, s *sample) {
 	took := make([]time.Duration, n.workers*n.ops)
 	done := make(chan error, 1)
 	s.watch(b, func() {
@@ -225,20 +225,15 @@ func (b *bench) turn(r *row, n size, s *sample) (err error) {
 				for i := range n.ops {
 					began := time.Now()
 					if err := r.op(b.ctx, w); err != nil {
-						return fmt.Errorf("%s: %w", r.name, err)
+						return err
 					}
 					took[w*n.ops+i] = time.Since(began)
 				}
 				return nil
 			})
 		}()
-		var failed error
-		failed, err = receive(b.ctx, done, turnLimit, "a turn does not end") // its workers are left behind
-		check(failed)
+		check(must(receive(b.ctx, done, turnLimit, "a turn does not end"))) // then its workers are left behind
 		s.elapsed += time.Since(start)
 	})
-	if err == nil {
-		s.took, s.ops = append(s.took, took...), s.ops+len(took)
-	}
-	return err
+	s.took, s.ops = append(s.took, took...), s.ops+len(took)
 }

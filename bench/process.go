@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/rpc"
@@ -11,47 +12,23 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 )
 
 // workerVar makes this program a worker process, whose stdin and stdout speak net/rpc.
 const workerVar = "PERKEY_BENCH_WORKER"
 
-// Job is what a worker process is asked for.
-type Job struct {
-	Name   string // of a lock, or of the implementation of a queue
-	Target target
-	Key    string        // or the name of a queue
-	Start  time.Duration // when it begins, as monotonic says
-	For    time.Duration // how long it lasts, at most
-	Inside time.Duration // how long a holder keeps the key
-	Count  int
-}
-
-// Answer is what came of a job. Each kind of job has fields of its own.
-type Answer struct {
-	Contended  []Contended     // of each goroutine
-	Took       []time.Duration // of each hand-off
-	Heap       uint64
-	Goroutines int
-}
-
-// Contended is how a goroutine fared that wanted a key again and again.
-type Contended struct {
-	Count int                    // acquisitions
-	Last  time.Duration          // until the last of them
-	Waits *hdrhistogram.Snapshot // of all, and of the wait that the end cut short
-}
-
-// Worker is a worker process. Its methods that take a Job are what it can be asked for.
+// Worker is a worker process, which is killed when it is done. Its exported methods are what it can be asked for.
 type Worker struct {
-	shared  *shared
+	*bench  // opens what is asked for, and closes nothing
 	lock    lock
 	workers int
 	keys    []string // of leases
 	leases  []lease
 }
+
+// None is nothing to ask for, or to answer.
+type None struct{}
 
 // conn is a process's end of a connection.
 type conn struct {
@@ -59,19 +36,18 @@ type conn struct {
 	io.WriteCloser
 }
 
-// serveWorker serves a process that is killed when it is done.
 func serveWorker() {
-	check(rpc.Register(&Worker{shared: must(mapShared(os.NewFile(sharedFD, "shared")))}))
+	b := &bench{ctx: context.Background(), shared: mapShared(os.NewFile(sharedFD, "shared"))}
+	check(rpc.Register(&Worker{bench: b}))
 	rpc.ServeConn(conn{os.Stdin, os.Stdout})
 }
 
-// Open opens the lock and uses it once: connections, scripts.
-func (w *Worker) Open(j Job, _ *Answer) (err error) {
-	if w.lock, err = locks[j.Name](j.Target); err != nil {
-		return err
-	}
-	w.workers = j.Target.Workers
-	return (&section{key: fmt.Sprintf("first:%d", os.Getpid())}).pass(context.Background(), w.lock)
+// Open opens a lock and uses it once: connections, scripts.
+func (w *Worker) Open(t Target, _ *None) error {
+	return try(func() {
+		w.lock, w.workers = locks[t.Name](w.bench, t), t.Workers
+		check((&section{key: fmt.Sprintf("first:%d", os.Getpid())}).pass(w.ctx, w.lock))
+	})
 }
 
 // process is a worker process as its parent sees it.
@@ -88,41 +64,45 @@ func (b *bench) start(n int) (all []process) {
 		cmd.Stderr = os.Stderr
 		cmd.ExtraFiles = []*os.File{b.sharedFile}
 		pipes := conn{must(cmd.StdoutPipe()), must(cmd.StdinPipe())}
-		check(startChild(cmd))
-		b.cleanup(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
+		b.child(cmd)
 		all = append(all, process{rpc.NewClient(pipes), cmd.Process})
 	}
 	return all
 }
 
+// child starts a program, and kills it when the scenario ends.
+func (b *bench) child(cmd *exec.Cmd) *os.Process {
+	check(startChild(cmd))
+	b.cleanup(func() error {
+		err := cmd.Process.Kill()
+		_ = cmd.Wait()
+		return err
+	})
+	return cmd.Process
+}
+
 // startLocks starts n processes of each of some locks.
-func (b *bench) startLocks(n int, t target, names ...string) table {
+func (b *bench) startLocks(n int, t Target, names ...string) table {
 	all := newTable(names...)
 	for _, r := range all {
-		r.processes = b.start(n)
-		if _, err := b.ask(r.processes, "Open", Job{Name: r.name, Target: t, For: 20 * time.Second})(); err != nil {
-			r.remark = err.Error()
-		}
+		r.processes, t.Name = b.start(n), r.name
+		r.try(func() { must(ask[None](b, r.processes, "Open", t, 20*time.Second)()) })
 	}
 	return all
 }
 
-// grace is how long a process may take to answer after its job has ended.
-const grace = 3 * time.Second
+// grace is how long a process may take to answer beside what it is asked for.
+const grace = 6 * time.Second
 
-// ask asks processes for a job, and returns how to wait for their answers.
-func (b *bench) ask(processes []process, method string, j Job) (wait func() ([]Answer, error)) {
-	answers := make([]Answer, len(processes))
-	done := make(chan *rpc.Call, len(processes))
+// ask asks each process for something that takes that long, and returns how to wait for their answers.
+func ask[Answer any](b *bench, processes []process, method string, args any, long time.Duration) (wait func() ([]Answer, error)) {
+	answers, done := make([]Answer, len(processes)), make(chan *rpc.Call, len(processes))
 	for i, p := range processes {
-		p.Go("Worker."+method, j, &answers[i], done)
+		p.Go("Worker."+method, args, &answers[i], done)
 	}
 	return func() ([]Answer, error) {
 		for range processes {
-			call, err := receive(b.ctx, done, j.For+2*grace, "no answer")
+			call, err := receive(b.ctx, done, long+grace, "no answer")
 			if err != nil {
 				return nil, err
 			}
@@ -136,9 +116,9 @@ func (b *bench) ask(processes []process, method string, j Job) (wait func() ([]A
 
 // until waits for another process.
 func until(ready func() bool) {
-	for end := time.Now().Add(grace); !ready(); time.Sleep(200 * time.Microsecond) {
+	for end := time.Now().Add(grace / 2); !ready(); time.Sleep(200 * time.Microsecond) {
 		if time.Now().After(end) {
-			check(fmt.Errorf("hangs: the other process is not ready within %v", grace))
+			check(errors.New("hangs: the other process is not ready"))
 		}
 	}
 }
@@ -156,30 +136,21 @@ type shared struct {
 	taken    atomic.Int64 // the taker had it, and released it
 }
 
-// sharedFD is the file in a worker process.
+// sharedFD is the file of that memory in a worker process.
 const sharedFD = 3
 
-// newShared returns the memory, in a file that no folder has.
-func newShared() (*os.File, *shared) {
+// newShared returns the memory, and its file, which no folder has.
+func newShared() (*shared, *os.File) {
 	f := must(os.CreateTemp("", "perkey-bench-"))
 	check(os.Remove(f.Name()))
 	check(f.Truncate(int64(unsafe.Sizeof(shared{}))))
-	return f, must(mapShared(f))
+	return mapShared(f), f
 }
 
 // mapShared maps a file. It stays mapped until the process ends.
-func mapShared(f *os.File) (*shared, error) {
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(unsafe.Sizeof(shared{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("share memory: %w", err)
-	}
-	return (*shared)(unsafe.Pointer(&mem[0])), nil
-}
-
-func (s *shared) reset() {
-	for _, word := range []*atomic.Int64{&s.inside, &s.overlaps, &s.held, &s.waiting, &s.released, &s.taken} {
-		word.Store(0)
-	}
+func mapShared(f *os.File) *shared {
+	mem := must(unix.Mmap(int(f.Fd()), 0, int(unsafe.Sizeof(shared{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	return (*shared)(unsafe.Pointer(&mem[0]))
 }
 
 func (s *shared) enter() {
@@ -190,9 +161,13 @@ func (s *shared) enter() {
 
 func (s *shared) leave() { s.inside.Add(-1) }
 
-// checkOverlaps fails the run if two had one key.
-func (s *shared) checkOverlaps(name string) {
+// check runs f, and ends the run if two had one key meanwhile.
+func (s *shared) check(name string, f func()) {
+	for _, word := range []*atomic.Int64{&s.inside, &s.overlaps, &s.held, &s.waiting, &s.released, &s.taken} {
+		word.Store(0)
+	}
+	f()
 	if n := s.overlaps.Load(); n > 0 {
-		check(fmt.Errorf("%s let %d in while another was inside", name, n))
+		check(fmt.Errorf("%w: %s let %d in while another was inside", errBroken, name, n))
 	}
 }

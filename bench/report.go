@@ -42,29 +42,6 @@ func duration(ns float64) string {
 	}
 }
 
-// print prints figures of all rows.
-func (all table) print(title string, figures ...figure) {
-	fmt.Printf("\n%s\n", title)
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, f := range figures {
-		_, _ = fmt.Fprint(t, "\t", f.head())
-	}
-	_, _ = fmt.Fprintln(t, "\t")
-	for _, r := range all {
-		_, _ = fmt.Fprint(t, r.name)
-		for _, f := range figures {
-			_, _ = fmt.Fprint(t, "\t", f.text(all.value(r, f)))
-		}
-		_, _ = fmt.Fprintln(t, "\t"+strings.TrimRight("  "+r.remark, " "))
-	}
-	_ = t.Flush()
-}
-
-// printOps prints what is known of operations, with ratios to the row base.
-func (all table) printOps(title, base string) {
-	all.print(title, p50, p99, perSecond, p50.over(base), p99.over(base), perSecond.over(base), allocs, redisCPU, scripts, commands)
-}
-
 // bar is what a row must reach.
 type bar struct {
 	row    string
@@ -76,7 +53,25 @@ type bar struct {
 func atMost(row string, f figure, limit float64) bar  { return bar{row, f, "≤", limit} }
 func atLeast(row string, f figure, limit float64) bar { return bar{row, f, "≥", limit} }
 
-// require compares rows with bars, for printBars. What could not be measured is missed.
+// report prints figures of all rows, and notes for printBars how the rows with bars did.
+func (b *bench) report(title string, all table, figures []figure, bars ...bar) {
+	lines := make([]string, len(all)+1)
+	for _, f := range figures {
+		lines[0] += "\t" + f.head()
+	}
+	lines[0] += "\t"
+	for i, r := range all {
+		lines[i+1] = r.name
+		for _, f := range figures {
+			lines[i+1] += "\t" + f.text(all.value(r, f))
+		}
+		lines[i+1] += "\t" + strings.TrimRight("  "+r.remark, " ")
+	}
+	printTable(title, lines, tabwriter.AlignRight)
+	b.require(title, all, bars...)
+}
+
+// require compares rows with bars. What could not be measured is missed.
 func (b *bench) require(title string, all table, bars ...bar) {
 	for _, bar := range bars {
 		f, r := bar.figure, all.find(bar.row)
@@ -85,20 +80,20 @@ func (b *bench) require(title string, all table, bars ...bar) {
 			outcome = "ok"
 		}
 		if f.base != "" { // what the ratio is of
-			base, plain := all.base(f), f
-			plain.base = ""
+			base, plain := all.base(f), f.over("")
 			measured = fmt.Sprintf("%s, %s %s", plain.text(all.value(r, plain)), base.name, plain.text(all.value(base, plain)))
 		}
-		b.bars = append(b.bars, fmt.Sprintf("%s\t%s: %s, %s\t%s\t%s %s\t%s",
+		*b.bars = append(*b.bars, fmt.Sprintf("%s\t%s: %s, %s\t%s\t%s %s\t%s",
 			outcome, title, r.name, f.head(), f.text(got), bar.sign, f.text(bar.limit), measured))
 	}
 }
 
-func (b *bench) printBars() {
-	fmt.Printf("\nwhat perkey must reach\n")
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	for _, line := range b.bars {
-		_, _ = fmt.Fprintln(t, line)
-	}
+func (b *bench) printBars() { printTable("what perkey must reach", *b.bars, 0) }
+
+// printTable prints lines whose cells are between tabs.
+func printTable(title string, lines []string, flags uint) {
+	fmt.Printf("\n%s\n", title)
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', flags)
+	fmt.Fprintln(t, strings.Join(lines, "\n"))
 	_ = t.Flush()
 }

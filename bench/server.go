@@ -4,12 +4,12 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
@@ -28,27 +28,17 @@ type server struct {
 func (b *bench) openServer(addr string) *server {
 	s := &server{addr: addr}
 	if addr == "" {
-		s.start(b)
+		ln := must(net.Listen("tcp", "127.0.0.1:0"))
+		s.addr = ln.Addr().String()
+		_, port, _ := net.SplitHostPort(s.addr)
+		check(ln.Close())
+		s.process = b.child(exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1",
+			"--dir", os.TempDir(), "--save", "", "--appendonly", "no"))
 	}
-	s.admin = redis.NewClient(&redis.Options{Addr: s.addr})
-	b.cleanup(func() { _ = s.admin.Close() })
+	s.admin = b.client(s.addr)
 	until(func() bool { return s.admin.Ping(b.ctx).Err() == nil }) // it may be starting
 	s.version = must(s.admin.InfoMap(b.ctx, "server").Result())["Server"]["redis_version"]
 	return s
-}
-
-func (s *server) start(b *bench) {
-	ln := must(net.Listen("tcp", "127.0.0.1:0"))
-	s.addr = ln.Addr().String()
-	_, port, _ := net.SplitHostPort(s.addr)
-	_ = ln.Close()
-	cmd := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", os.TempDir(), "--save", "", "--appendonly", "no")
-	check(startChild(cmd))
-	s.process = cmd.Process
-	b.cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
 }
 
 // clear deletes the keys of that pattern.
@@ -70,8 +60,8 @@ func (s *server) calls(ctx context.Context) values {
 	all := values{scripts: 0, commands: 0}
 	for stat, text := range must(s.admin.InfoMap(ctx, "commandstats").Result())["Commandstats"] {
 		// cmdstat_evalsha: calls=12,usec=...
-		number, _, _ := strings.Cut(strings.TrimPrefix(text, "calls="), ",")
-		n := must(strconv.ParseFloat(number, 64))
+		var n float64
+		must(fmt.Sscanf(text, "calls=%g", &n))
 		switch stat {
 		case "cmdstat_info", "cmdstat_ping":
 			continue
@@ -101,16 +91,14 @@ var (
 
 // monitor watches for d. It asks for every command, which INFO cannot tell from those that scripts call; that slows
 // Redis down, and suits a Redis that is not busy.
-func (s *server) monitor(d time.Duration) (values, error) {
-	conn, err := net.Dial("tcp", s.addr)
-	if err != nil {
-		return nil, fmt.Errorf("monitor Redis: %w", err)
-	}
+func (s *server) monitor(d time.Duration) values {
+	conn := must(net.Dial("tcp", s.addr))
 	defer func() { _ = conn.Close() }()
+	must(fmt.Fprint(conn, "MONITOR\r\n"))
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, 1<<20)
-	if _, err := fmt.Fprint(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
-		return nil, fmt.Errorf("monitor Redis: %w", cmp.Or(err, lines.Err()))
+	if !lines.Scan() {
+		check(errors.New("no answer to MONITOR"))
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(d))
 	seen := values{}
@@ -123,23 +111,14 @@ func (s *server) monitor(d time.Duration) (values, error) {
 		seen[kind] += 1 / d.Seconds()
 		seen[allCalls] += 1 / d.Seconds()
 	}
-	return seen, nil
+	return seen
 }
 
-// chunk is bytes on their way. No bytes: the sender has closed.
-type chunk struct {
-	due   time.Duration
-	to    net.Conn
-	bytes []byte
-}
-
-// farFrom is the address of a TCP proxy that is far from target until the program ends: whatever passes it, either way,
+// farFrom is the address of a TCP proxy that is far from target until the scenario ends: whatever passes it, either way,
 // arrives that late. Order is kept and nothing else waits: many requests can be on their way.
 func (b *bench) farFrom(target string, oneWay time.Duration) string {
 	ln := must(net.Listen("tcp", "127.0.0.1:0"))
-	b.cleanup(func() { _ = ln.Close() })
-	chunks := make(chan chunk, 1<<16)
-	go deliver(chunks)
+	b.cleanup(ln.Close)
 	go func() {
 		for {
 			client, err := ln.Accept()
@@ -148,43 +127,42 @@ func (b *bench) farFrom(target string, oneWay time.Duration) string {
 			}
 			server, err := net.Dial("tcp", target)
 			if err != nil {
-				_ = client.Close()
-				continue
+				return
 			}
-			go carry(client, server, oneWay, chunks)
-			go carry(server, client, oneWay, chunks)
+			go carry(client, server, oneWay)
+			go carry(server, client, oneWay)
 		}
 	}()
 	return ln.Addr().String()
 }
 
+// chunk is bytes on their way.
+type chunk struct {
+	due   time.Duration
+	bytes []byte
+}
+
 // carry takes what from sends until it ends.
-func carry(from, to net.Conn, oneWay time.Duration, chunks chan<- chunk) {
+func carry(from, to net.Conn, oneWay time.Duration) {
+	chunks := make(chan chunk, 1000)
+	go deliver(to, chunks)
 	for {
 		buf := make([]byte, 16<<10)
 		n, err := from.Read(buf)
-		due := monotonic() + oneWay
-		if n > 0 {
-			chunks <- chunk{due, to, buf[:n]}
-		}
 		if err != nil {
-			_ = from.Close()
-			chunks <- chunk{due: due, to: to}
+			close(chunks)
 			return
 		}
+		chunks <- chunk{monotonic() + oneWay, buf[:n]}
 	}
 }
 
-// deliver is the only one that sleeps. All chunks travel equally long, so that
-// the oldest is the next.
-func deliver(chunks <-chan chunk) {
+func deliver(to net.Conn, chunks <-chan chunk) {
 	runtime.LockOSThread()
+	defer runtime.UnlockOSThread() // else the thread ends, and with it the processes that it started
 	for c := range chunks {
 		sleepUntil(c.due)
-		if len(c.bytes) == 0 {
-			_ = c.to.Close()
-			continue
-		}
-		_, _ = c.to.Write(c.bytes)
+		_, _ = to.Write(c.bytes)
 	}
+	_ = to.Close()
 }

@@ -73,12 +73,10 @@ func roundTrips(b *bench) {
 // a free key and releases it. Under a ctx that can be cancelled the same must
 // hold, since that is what every request handler has.
 func uncontended(b *bench) {
-	cancellable, cancel := context.WithCancel(b.ctx)
-	defer cancel()
 	for _, p := range b.pinnings() {
 		b.pinned(p, func() {
 			check(b.run(p.name, func(b *bench) { b.uncontended(context.Background(), p, "background ctx") }))
-			check(b.run(p.name, func(b *bench) { b.uncontended(cancellable, p, "cancellable ctx") }))
+			check(b.run(p.name, func(b *bench) { b.uncontended(b.ctx, p, "cancellable ctx") }))
 		})
 	}
 	b.scriptsEachWay()
@@ -87,16 +85,14 @@ func uncontended(b *bench) {
 func (b *bench) uncontended(ctx context.Context, p pinning, variant string) {
 	all := newTable("raw", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
 	for _, r := range all {
-		l, sections, n := b.openLock(r.name, 1), newSections(64, "uncontended"), 0
+		l, sections, n := b.openLock(r.name, 1), newSections(64, r.name+":uncontended"), 0
 		r.op = func(context.Context, int) error {
 			n++
 			return sections[n%len(sections)].pass(ctx, l)
 		}
 	}
-	b.measure(all, size{workers: 1, turns: scale(b, 20, 4), ops: scale(b, 250, 100)})
-	title := "uncontended pair, 1 goroutine, " + p.name + ", " + variant
-	all.printOps(title, "raw")
-	b.require(title, all, atMost("perkey", p50.over("raw"), p.limit), atMost("perkey", allocs, 22))
+	b.compare("uncontended pair, 1 goroutine, "+p.name+", "+variant, all, "raw", size{1, scale(b, 20, 4), scale(b, 250, 100)},
+		atMost("perkey", p50.over("raw"), p.limit), atMost("perkey", allocs, 22))
 }
 
 // scriptsEachWay counts perkey's scripts for one acquire and one release.
@@ -106,19 +102,17 @@ func (b *bench) scriptsEachWay() {
 	// The first lease starts the subscription, whose checks are scripts: one or two, then one in 2.5 s.
 	check(sections[0].pass(b.ctx, l))
 	check(pause(b.ctx, 200*time.Millisecond))
-	ways := map[string]func(i int){
-		"to acquire": func(i int) { taken[i] = must(l.Acquire(b.ctx, sections[i].key)) },
-		"to release": func(i int) { check(taken[i].Release(b.ctx)) },
-	}
-	for _, way := range []string{"to acquire", "to release"} {
+	count := func(way string, f func(i int)) {
 		s := sample{ops: len(sections)}
 		s.watch(b, func() {
 			for i := range sections {
-				ways[way](i)
+				f(i)
 			}
 		})
 		b.require("uncontended, "+way, table{{name: "perkey", rounds: []values{s.values()}}}, atMost("perkey", scripts, 1))
 	}
+	count("to acquire", func(i int) { taken[i] = must(l(b.ctx, sections[i].key)) })
+	count("to release", func(i int) { check(taken[i].Release(b.ctx)) })
 }
 
 // distinct is 64 goroutines that never want the same key: what concurrent calls
@@ -129,8 +123,6 @@ func distinct(b *bench) {
 	for _, name := range []string{"raw", "group", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey"} {
 		all = append(all, pairs(name, b.openLock(name, workers), workers))
 	}
-	b.measure(all, size{workers, scale(b, 20, 2), 25})
-	const title = "uncontended, 64 goroutines, distinct keys"
-	all.printOps(title, "raw")
-	b.require(title, all, atLeast("perkey", perSecond.over("raw"), 1.4))
+	b.compare("uncontended, 64 goroutines, distinct keys", all, "raw", size{workers, scale(b, 20, 2), 25},
+		atLeast("perkey", perSecond.over("raw"), 1.4))
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 
 	"github.com/gin-gonic/gin"
 	"github.com/labstack/echo/v4"
@@ -28,20 +29,16 @@ var frameworks = []struct {
 
 // guard is how the route is guarded. It has one of these, or none.
 type guard struct {
-	lock   lock            // in the middleware that a team writes
+	byHand lock            // in the middleware that a team writes
 	perkey *core.Guard     // in perkey's
 	routes httplock.Routes // perkey's configuration has others, and not this one
 }
 
-// byHand is what the middleware of a team does around the handler.
-func (g guard) byHand(ctx context.Context, order string, handler func()) (ok bool) {
-	h, err := g.lock.Acquire(ctx, "order:"+order)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = h.Release(context.WithoutCancel(ctx)) }()
+// around is what the middleware of a team does. Nobody else wants the key: an error ends the connection, and the run.
+func (g guard) around(ctx context.Context, order string, handler func()) {
+	h := must(g.byHand(ctx, "order:"+order))
+	defer func() { check(h.Release(context.WithoutCancel(ctx))) }()
 	handler()
-	return true
 }
 
 // noRoutes has no route.
@@ -52,10 +49,13 @@ func (noRoutes) Route(string, string) (httplock.Route, bool) { return httplock.R
 // web is the price of a guarded route as its clients see it, over loopback connections
 // that stay open. No two requests at a time have the same key.
 func web(b *bench) {
+	bars := map[int][]bar{
+		1:  {atMost("perkey", p50.over("raw"), 1.2)},
+		32: {atLeast("beside guarded routes", perSecond.over("unguarded"), 0.9), atLeast("perkey", perSecond.over("raw"), 1.25)},
+	}
 	for _, f := range frameworks {
 		for _, connections := range []int{1, 32} {
 			check(b.run(f.name, func(b *bench) {
-				title := fmt.Sprintf("%s, distinct keys, connections: %d", f.name, connections)
 				all := newTable("raw", "group", "redislock", "perkey", "unguarded", "beside guarded routes")
 				for _, r := range all {
 					var g guard
@@ -66,18 +66,12 @@ func web(b *bench) {
 					case "beside guarded routes":
 						g.routes = noRoutes{}
 					default:
-						g.lock = b.openLock(r.name, connections)
+						g.byHand = b.openLock(r.name, connections)
 					}
 					r.op = b.requests(connections, func(visit func(order string)) http.Handler { return f.serve(g, visit) })
 				}
-				b.measure(all, size{connections, scale(b, 20, 3), max(20, 250/connections)})
-				all.printOps(title, "raw")
-				if connections == 1 {
-					b.require(title, all, atMost("perkey", p50.over("raw"), 1.2))
-					return
-				}
-				b.require(title, all, atLeast("beside guarded routes", perSecond.over("unguarded"), 0.9),
-					atLeast("perkey", perSecond.over("raw"), 1.25))
+				b.compare(fmt.Sprintf("%s, distinct keys, connections: %d", f.name, connections), all, "raw",
+					size{connections, scale(b, 20, 3), max(20, 250/connections)}, bars[connections]...)
 			}))
 		}
 	}
@@ -85,19 +79,13 @@ func web(b *bench) {
 
 // requests serves a route until the scenario ends, and returns the request that one of its clients makes.
 func (b *bench) requests(connections int, serve func(visit func(order string)) http.Handler) func(context.Context, int) error {
-	orders := map[string]*section{}
-	for i := range connections {
-		orders[fmt.Sprint(i)] = &section{key: fmt.Sprint("order:", i)}
-	}
-	srv := httptest.NewServer(serve(func(order string) {
-		if err := orders[order].visit(); err != nil {
-			panic(err) // there is no answer then
-		}
-	}))
+	orders := newSections(connections, "order")
+	srv := httptest.NewServer(serve(func(order string) { check(orders[must(strconv.Atoi(order))].visit()) }))
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}}
-	b.cleanup(func() {
+	b.cleanup(func() error {
 		client.CloseIdleConnections()
 		srv.Close()
+		return nil
 	})
 	return func(ctx context.Context, worker int) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("%s/orders/%d", srv.URL, worker), http.NoBody)
@@ -105,8 +93,8 @@ func (b *bench) requests(connections int, serve func(visit func(order string)) h
 			return err
 		}
 		resp, err := client.Do(req)
-		if err != nil {
-			return err
+		if err != nil { // there is no answer if two were inside at once
+			return fmt.Errorf("%w: %w", errBroken, err)
 		}
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
@@ -118,22 +106,20 @@ func (b *bench) requests(connections int, serve func(visit func(order string)) h
 }
 
 func serveNetHTTP(g guard, visit func(order string)) http.Handler {
-	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	var route http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		visit(r.PathValue("id"))
 		_, _ = w.Write([]byte("paid"))
 	})
-	switch next := h; {
-	case g.lock != nil:
-		h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !g.byHand(r.Context(), r.PathValue("id"), func() { next.ServeHTTP(w, r) }) {
-				w.WriteHeader(http.StatusConflict)
-			}
+	switch handler := route; {
+	case g.byHand != nil:
+		route = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			g.around(r.Context(), r.PathValue("id"), func() { handler.ServeHTTP(w, r) })
 		})
 	case g.perkey != nil:
-		h = httplock.PerKey(g.perkey, httplock.Param("order:", "id"))(h)
+		route = httplock.PerKey(g.perkey, httplock.Param("order:", "id"))(handler)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /orders/{id}", h)
+	mux.Handle("POST /orders/{id}", route)
 	if g.routes != nil {
 		return httplock.FromConfig(g.routes)(mux)
 	}
@@ -144,12 +130,8 @@ func serveGin(g guard, visit func(order string)) http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	engine := gin.New()
 	switch {
-	case g.lock != nil:
-		engine.Use(func(c *gin.Context) {
-			if !g.byHand(c.Request.Context(), c.Param("id"), c.Next) {
-				c.AbortWithStatus(http.StatusConflict)
-			}
-		})
+	case g.byHand != nil:
+		engine.Use(func(c *gin.Context) { g.around(c.Request.Context(), c.Param("id"), c.Next) })
 	case g.perkey != nil:
 		engine.Use(ginlock.PerKey(g.perkey, ginlock.Param("order:", "id")))
 	case g.routes != nil:
@@ -165,12 +147,10 @@ func serveGin(g guard, visit func(order string)) http.Handler {
 func serveEcho(g guard, visit func(order string)) http.Handler {
 	engine := echo.New()
 	switch {
-	case g.lock != nil:
+	case g.byHand != nil:
 		engine.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
 			return func(c echo.Context) (err error) {
-				if !g.byHand(c.Request().Context(), c.Param("id"), func() { err = next(c) }) {
-					return c.NoContent(http.StatusConflict)
-				}
+				g.around(c.Request().Context(), c.Param("id"), func() { err = next(c) })
 				return err
 			}
 		})
