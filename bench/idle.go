@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -27,7 +28,8 @@ func idleHolder(b *bench) {
 		r := b.startLocks(10, t, name)[0]
 		r.server = s
 		all = append(all, r)
-		must(locks[name](b, t)(b.ctx, key))
+		held := must(locks[name](b, t)(b.ctx, key))
+		b.cleanup(func() error { return held.Release(context.Background()) })
 	}
 	length := scale(b, 5*time.Second, 2200*time.Millisecond)
 	c := Contest{Key: key, Start: monotonic(), For: time.Second + rounds*length}
