@@ -47,7 +47,7 @@ type fetcher struct {
 	served    bool // it has a heartbeat and a goroutine that wakes keys, until the Worker ends
 	// The last claim's messages were all handed back without a lock, so the next claims more
 	// than there are slots.
-	foreignOnly bool
+	handedBackOnly bool
 
 	returnsMu sync.Mutex
 	returns   *returns // those that are handed back next, or nil
@@ -83,7 +83,7 @@ func (w *fetcher) run() {
 		}
 		sent := time.Now()
 		want := n
-		if w.foreignOnly && n > 0 {
+		if w.handedBackOnly && n > 0 {
 			want = claimBatch
 		}
 		b, n, err := w.ask(token, n, want)
@@ -133,7 +133,7 @@ func (w *fetcher) idle(due, took time.Duration) {
 		floor = min(pollFloor, w.lease/3)
 	}
 	w.pause(max(min(due, floor), minPause), true)
-	if w.foreign.last.Load() {
+	if w.handedBack.last.Load() {
 		w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
 	}
 }
@@ -168,15 +168,15 @@ func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 			continue
 		}
 		// An earlier claim, whose reply was lost, had more than the slots; or this one was slow.
-		if used++; used <= slots || !w.foreignOnly && w.takeSlot() {
+		if used++; used <= slots || !w.handedBackOnly && w.takeSlot() {
 			w.begin(c)
-		} else { // with foreignOnly it was to be handed back too
+		} else { // with handedBackOnly it was to be handed back too
 			w.handlers.Go(func() { w.settle(c, *w.notRun(errNoSlot)) })
 		}
 	}
 	w.freeSlots(max(0, slots-used))
 	if len(claims) > 0 {
-		w.foreignOnly = used == 0
+		w.handedBackOnly = used == 0
 	}
 }
 

@@ -149,16 +149,16 @@ func (e *handBackError) Unwrap() error { return e.err }
 // failures from other ends. An [Observer] gets the real outcome.
 func OutcomeOf(err error) Outcome {
 	var (
-		skip    *skipRetryError
-		foreign *handBackError
-		later   *retryLaterError
+		skip     *skipRetryError
+		handBack *handBackError
+		later    *retryLaterError
 	)
 	switch {
 	case err == nil:
 		return OutcomeDone
 	case errors.As(err, &skip):
 		return OutcomeDead
-	case errors.As(err, &foreign):
+	case errors.As(err, &handBack):
 		return OutcomeReturned
 	case !errors.As(err, &later) && errors.Is(err, core.ErrConflict):
 		return OutcomeConflict

@@ -23,50 +23,50 @@ const (
 	// The handler is asked once in this time about the messages of a name that it has handed back.
 	askAgain = 30 * time.Second
 	// How many messages are remembered at most.
-	maxForeign = 65_536
+	maxHandedBack = 65_536
 )
 
-// foreign is the set of messages that the handler has handed back: when they return they cost
+// handedBack is the set of messages that the handler has handed back: when they return they cost
 // neither a lock nor a call. From time to time the handler is called for one of each name, since a
 // reload may have changed what it can run.
-type foreign struct {
+type handedBack struct {
 	mu    sync.Mutex
-	names map[string]*foreignName
+	names map[string]*handedBackName
 	count int
 
 	last atomic.Bool // the Worker's last message was one
 }
 
-type foreignName struct {
+type handedBackName struct {
 	ids   map[string]error
 	asked time.Time
 }
 
 // add stores why the handler handed a message back.
-func (f *foreign) add(m Message, why error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.names == nil || f.count >= maxForeign {
-		f.names, f.count = map[string]*foreignName{}, 0
+func (h *handedBack) add(m Message, why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.names == nil || h.count >= maxHandedBack {
+		h.names, h.count = map[string]*handedBackName{}, 0
 	}
-	n := f.names[m.Name]
+	n := h.names[m.Name]
 	if n == nil {
-		n = &foreignName{ids: map[string]error{}}
-		f.names[m.Name] = n
+		n = &handedBackName{ids: map[string]error{}}
+		h.names[m.Name] = n
 	}
 	if n.ids[m.ID] == nil {
-		f.count++
+		h.count++
 	}
 	n.ids[m.ID], n.asked = why, time.Now()
-	f.last.Store(true)
+	h.last.Store(true)
 }
 
 // why returns why a message was handed back. It is nil if it was not, or if the handler is to be
 // called again.
-func (f *foreign) why(m Message) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := f.names[m.Name]
+func (h *handedBack) why(m Message) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := h.names[m.Name]
 	if n == nil || n.ids[m.ID] == nil {
 		return nil
 	}
@@ -77,29 +77,29 @@ func (f *foreign) why(m Message) error {
 	return n.ids[m.ID]
 }
 
-// suspects reports whether the handler has handed back a message of the name, and has run none of
+// has reports whether the handler has handed back a message of the name, and has run none of
 // these since.
-func (f *foreign) suspects(name string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.names[name] != nil
+func (h *handedBack) has(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.names[name] != nil
 }
 
 // known is how many messages are in the set.
-func (f *foreign) known() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.count
+func (h *handedBack) known() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.count
 }
 
 // ran removes all messages of a name if the handler has run one of them.
-func (f *foreign) ran(m Message) {
-	f.last.Store(false)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if n := f.names[m.Name]; n != nil && n.ids[m.ID] != nil {
-		f.count -= len(n.ids)
-		delete(f.names, m.Name)
+func (h *handedBack) ran(m Message) {
+	h.last.Store(false)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := h.names[m.Name]; n != nil && n.ids[m.ID] != nil {
+		h.count -= len(n.ids)
+		delete(h.names, m.Name)
 	}
 }
 
@@ -112,14 +112,14 @@ type returns struct {
 // handBack hands a claimed message back, soon and without a lock, if it is known that this Worker
 // cannot run it. It reports false if that is not known.
 func (w *fetcher) handBack(c *claim) bool {
-	why := cmp.Or(w.foreign.why(c.message), w.queue.sealer.cannotOpen(c.message))
+	why := cmp.Or(w.handedBack.why(c.message), w.queue.sealer.cannotOpen(c.message))
 	if why == nil {
 		why = w.checked(c.message)
 	}
 	if why == nil || w.isStopping() || c.partition.joinedLate(c.message) {
 		return false
 	}
-	w.foreign.last.Store(true)
+	w.handedBack.last.Store(true)
 	w.returnsMu.Lock()
 	defer w.returnsMu.Unlock()
 	if w.returns == nil {
@@ -127,7 +127,7 @@ func (w *fetcher) handBack(c *claim) bool {
 		w.returns = r
 		w.handlers.Go(func() { w.sendReturns(r) })
 	}
-	w.returns.batch = append(w.returns.batch, c.end(w.handedBack(c.message, why), w.lease))
+	w.returns.batch = append(w.returns.batch, c.end(w.returnedOutcome(c.message, why), w.lease))
 	if len(w.returns.batch) == batchItems {
 		close(w.returns.full)
 		w.returns = nil
@@ -137,7 +137,7 @@ func (w *fetcher) handBack(c *claim) bool {
 
 // checked returns why WithCheck's function wants a message handed back, or nil.
 func (w *Worker) checked(m Message) (err error) {
-	if w.check == nil || m.damage != "" || !w.foreign.suspects(m.Name) {
+	if w.check == nil || m.damage != "" || !w.handedBack.has(m.Name) {
 		return nil
 	}
 	if m.Trace, m.Payload, err = w.queue.open(m.sealedOf(), m.Payload); err != nil {
@@ -149,7 +149,7 @@ func (w *Worker) checked(m Message) (err error) {
 		}
 	}()
 	if err = safeError(w.check(m)); err != nil {
-		w.foreign.add(m, err)
+		w.handedBack.add(m, err)
 	}
 	return err
 }

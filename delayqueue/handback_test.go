@@ -21,16 +21,16 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-var errForeign = errors.New("of a newer release")
+var errNotHere = errors.New("of a newer release")
 
-func foreign(context.Context, delayqueue.Message) error { return delayqueue.HandBack(errForeign) }
+func handsBack(context.Context, delayqueue.Message) error { return delayqueue.HandBack(errNotHere) }
 
 // checkForeign knows which messages the handlers of these tests run.
 func checkForeign(m delayqueue.Message) error {
 	if m.Name == "ours" {
 		return nil
 	}
-	return errForeign
+	return errNotHere
 }
 
 func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
@@ -40,13 +40,13 @@ func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			assert.Equal(t, 1, m.Attempt)
 			calls.Add(1)
-			return foreign(ctx, m)
+			return handsBack(ctx, m)
 		}, delayqueue.WithObserver(seen))
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		for _, delay := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
 			e := next(t, seen.settled)
 			require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
-			require.ErrorIs(t, e.Err, errForeign)
+			require.ErrorIs(t, e.Err, errNotHere)
 			require.InDelta(t, delay, e.Delay, float64(delay)/5)
 		}
 		s := b.status(id)
@@ -58,7 +58,7 @@ func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
 func TestHandBack_EndsAsExpired(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxAttempts(1))
-		b.start(foreign)
+		b.start(handsBack)
 		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateExpired)
 	})
 }
@@ -79,7 +79,7 @@ func TestHandBack_LeavesTheKeyToFreshCalls(t *testing.T) {
 			calls := atomic.Int64{}
 			w := b.start(func(ctx context.Context, m delayqueue.Message) error {
 				calls.Add(1)
-				return foreign(ctx, m)
+				return handsBack(ctx, m)
 			}, opts...)
 			b.enqueue(delayqueue.Job{}) // the first of the name, which the check is not asked about
 			redistest.Eventually(t, func() bool { return calls.Load() == 1 && b.inState() == [3]int64{1, 0, 0} }, "it is handed back")
@@ -113,7 +113,7 @@ func TestHandBack_LeavesMessagesToTheReplicaThatKnowsThem(t *testing.T) {
 			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}))
 		}
 		for range 5 {
-			b.start(foreign)
+			b.start(handsBack)
 		}
 		redistest.Eventually(t, func() bool { return b.inState()[1] == 0 }, "all are handed back")
 		knows := &ran{}
@@ -130,7 +130,7 @@ func TestHandBack_OtherMessagesOfTheNameRun(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	b.start(func(ctx context.Context, m delayqueue.Message) error {
 		if string(m.Payload) == "v2" {
-			return foreign(ctx, m)
+			return handsBack(ctx, m)
 		}
 		return nil
 	})
@@ -193,7 +193,7 @@ func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile 
 	b.start(func(ctx context.Context, msg delayqueue.Message) error {
 		if msg.Name != "ours" {
 			known.Add(1)
-			return foreign(ctx, msg)
+			return handsBack(ctx, msg)
 		}
 		started <- time.Now()
 		return nil
@@ -273,7 +273,7 @@ func (m idleMessages) known(t *testing.T) {
 	var calls atomic.Int64
 	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
 		calls.Add(1)
-		return foreign(ctx, m)
+		return handsBack(ctx, m)
 	}, noCheck)
 	require.Eventually(t, func() bool { return calls.Load() >= int64(cmp.Or(m.keys, m.n)) }, time.Minute, time.Millisecond)
 	before := count.Load()
@@ -294,7 +294,7 @@ func (m idleMessages) checked(t *testing.T) {
 	var calls atomic.Int64
 	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
 		calls.Add(1)
-		return foreign(ctx, m)
+		return handsBack(ctx, m)
 	}, delayqueue.WithCheck(checkForeign))
 	time.Sleep(m.length)
 	require.LessOrEqual(t, calls.Load(), int64(10))

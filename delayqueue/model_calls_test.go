@@ -283,7 +283,7 @@ func (m *model) settle() error {
 	}
 	v.lost = v.kind == OutcomeRetry && m.rng.IntN(3) == 0
 	v.later = v.kind == OutcomeRetry && m.rng.IntN(3) == 0
-	v.foreign = v.kind == OutcomeReturned && m.rng.IntN(2) == 0
+	v.handedBack = v.kind == OutcomeReturned && m.rng.IntN(2) == 0
 	ends := v.kind == OutcomeDone || v.kind == OutcomeDead
 	if m.rng.IntN(3) > 0 {
 		v.next, v.which = m.token(), nextOfAny
@@ -342,7 +342,7 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 		if v.lost {
 			x.losses++
 		}
-		if v.foreign || v.later {
+		if v.handedBack || v.later {
 			x.handed++
 		}
 		if v.kind != OutcomeRetry && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {

@@ -56,18 +56,18 @@ func safeError(err error) (is error) {
 
 // outcome is how a claim is to end.
 type outcome struct {
-	kind      Outcome
-	err       error // why the message is not done
-	delay     time.Duration
-	lost      bool // the attempt's outcome is unknown
-	foreign   bool // another Worker may be able to run it: see HandBack
-	later     bool // no attempt is spent: see RetryLater
-	awaitsKey bool // a wake makes it due
-	moved     bool // to another partition
-	result    []byte
-	last      bool   // no other message is claimed next
-	which     string // is to be claimed next
-	next      string // token to claim it with; "" not to
+	kind       Outcome
+	err        error // why the message is not done
+	delay      time.Duration
+	lost       bool // the attempt's outcome is unknown
+	handedBack bool // another Worker may be able to run it: see HandBack
+	later      bool // no attempt is spent: see RetryLater
+	awaitsKey  bool // a wake makes it due
+	moved      bool // to another partition
+	result     []byte
+	last       bool   // no other message is claimed next
+	which      string // is to be claimed next
+	next       string // token to claim it with; "" not to
 }
 
 // What is claimed next.
@@ -128,7 +128,7 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		panicked *panicError
 		skip     *skipRetryError
 		unopened *unopenedError
-		foreign  *handBackError
+		handBack *handBackError
 		later    *retryLaterError
 		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
 	)
@@ -141,9 +141,9 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 	case errors.As(err, &skip):
 		v.kind = OutcomeDead
 		return v
-	case errors.As(err, &foreign):
-		w.foreign.add(c.message, err)
-		return w.handedBack(c.message, err)
+	case errors.As(err, &handBack):
+		w.handedBack.add(c.message, err)
+		return w.returnedOutcome(c.message, err)
 	case errors.As(err, &unopened):
 		v.kind = OutcomeDead
 		return v
@@ -168,11 +168,11 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 	return v
 }
 
-// handedBack is the outcome of a message that another Worker may be able to run. Thousands of them
+// returnedOutcome is the outcome of a message that another Worker may be able to run. Thousands of them
 // return at a rate that leaves room for others.
-func (w *Worker) handedBack(m Message, err error) outcome {
-	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.foreign.known()+1)*handBackEach)
-	return outcome{kind: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(min(delay, handBackMost))}
+func (w *Worker) returnedOutcome(m Message, err error) outcome {
+	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.handedBack.known()+1)*handBackEach)
+	return outcome{kind: OutcomeReturned, handedBack: true, last: true, err: err, delay: backoff.Spread(min(delay, handBackMost))}
 }
 
 // laterMost bounds the delay of RetryLater, unless the other side says when to come back.

@@ -85,7 +85,7 @@ func (w *Worker) conclude(c *claim, v outcome) {
 	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil {
 		stays := !v.moved && (v.kind == OutcomeConflict || v.kind == OutcomeReturned || v.kind == OutcomeRetry)
 		switch {
-		case stays && m.coalesces && !v.foreign:
+		case stays && m.coalesces && !v.handedBack:
 			w.supersedeReturned(c)
 		case v.moved || !stays && !m.queuedAfter:
 			w.reconsider(m.Key) // what is newer of the key may wait for it

@@ -108,7 +108,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	m, v := s.claim.message, s.outcome
 	how := settleCodes[v.kind]
 	switch {
-	case v.foreign:
+	case v.handedBack:
 		how = "h"
 	case v.moved:
 		how = "m"
@@ -124,7 +124,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.lost {
 		m.Losses++
 	}
-	if v.foreign || v.later || v.kind == OutcomeRetry || v.kind == OutcomeDead {
+	if v.handedBack || v.later || v.kind == OutcomeRetry || v.kind == OutcomeDead {
 		m.cause = string(p.queue.sealed(kindCause, m, []byte(v.cause())))
 	}
 	if v.later || v.kind == OutcomeConflict || v.kind == OutcomeReturned {
@@ -133,7 +133,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.kind == OutcomeConflict {
 		m.Conflicts++
 	}
-	if v.foreign || v.later {
+	if v.handedBack || v.later {
 		m.handed++
 	}
 	if v.kind == OutcomeDead && len(v.result) > maxDeadResult {

@@ -149,8 +149,8 @@ func (t *turn) run(c *claim) (next *claim) {
 			return v
 		}
 		v := classify(t.lost())
-		if !v.foreign && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
-			w.foreign.ran(c.message)
+		if !v.handedBack && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
+			w.handedBack.ran(c.message)
 		}
 		if v.last = errors.Is(err, errGoexit); t.goesOn(c, v) {
 			next = t.follow(c, v)
@@ -269,7 +269,7 @@ func (t *turn) release(m Message, v outcome) error {
 	case window == 0 && !reservations.WasReserved(lease):
 	case v.kind == OutcomeDead && t.worker.queue.halt == HaltParked:
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case v.foreign: // fresh calls need not wait for a message that this process cannot run
+	case v.handedBack: // fresh calls need not wait for a message that this process cannot run
 		_ = t.unreserve(ctx, lease)
 	case !ended && v.delay > 0: // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil

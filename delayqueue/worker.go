@@ -54,7 +54,7 @@ type Worker struct {
 	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
 	handlers    sync.WaitGroup
 	claims      claims
-	foreign     foreign
+	handedBack  handedBack
 	paused      atomic.Bool
 	claimed     atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
 	released    chan string  // keys that may be free: wake their messages
