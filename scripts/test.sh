@@ -16,10 +16,6 @@ echo "test: on $servers"
 # hundreds. What may still race then is little: most check that no goroutine is left.
 export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 
-# The race detector does not watch the embedded Redis, which is not what is tested: the code under test shares sockets with it and
-# no memory. What it synchronizes still counts. That takes a quarter off the tests on it.
-race="-race -gcflags=github.com/alicebob/miniredis/v2/...=-race=false -gcflags=github.com/yuin/gopher-lua/...=-race=false"
-
 # Heaps are small here, and collecting them costs a tenth of the processor's time.
 export GOGC="${GOGC:-400}"
 
@@ -42,7 +38,7 @@ trap 'kill -- -$beside; rm -rf "$tmp"' EXIT
 
 status=0
 # Not from the cache: half of what is tested is not Go. The packages that take longest begin first.
-RACE=$race scripts/gotest.sh "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./... || status=1
+RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./... || status=1
 wait "$beside"
 trap 'rm -rf "$tmp"' EXIT
 cat "$tmp/output"
