@@ -65,6 +65,9 @@ func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (
 			check(pause(b.ctx, lease))
 			redis = b.server.cpu(b.ctx) - redis
 			for _, r := range all {
+				if r.remark != "" {
+					continue
+				}
 				round := maps.Clone(static[r])
 				round[cpuPerMin] = (cpuTime(r.processes[0].Pid) - cpu[r]).Seconds() / lease.Minutes()
 				round[ofRedisCore] = 100 * redis.Seconds() / lease.Seconds()

@@ -9,7 +9,7 @@ import (
 // Observer is told what a Locker does. Its methods are called on the goroutine that does it, on
 // several at the same time, renewals included. They must be safe for concurrent use and quick, and
 // must not call the Locker. A panic of OnLost, OnRenewed or OnWarning is logged with [slog.Default]; one of
-// another method goes on in its call. Embed [NopObserver], so that methods that are added later do not break
+// another method passes through the call to its caller. Embed [NopObserver], so that methods that are added later do not break
 // your implementation.
 //
 // Keys are in the events for logs and traces; they make poor metric labels.

@@ -62,8 +62,8 @@
 //
 // Fresh calls do not run in between. A key with parked messages that could run now is reserved
 // for them, for [WithReservationWindow] after the last of them was parked or tried. The key is not reserved while the
-// first of them waits for its next attempt, for a second after the locks could not be reached, and while the queue is
-// paused. Then fresh calls get the key, and the messages queued after the first one wait.
+// first of them waits for its next attempt, nor while the queue is paused. Then fresh calls get the key, and the messages
+// queued after the first one wait.
 // core.KeyInfo.Reserved shows the reservation. Jobs that were not parked
 // by [Policy] but enqueued reserve their key from the first time that a worker finds it
 // held. All parked messages of one key belong in one queue: with two, each can end

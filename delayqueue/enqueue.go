@@ -204,7 +204,7 @@ func (p *partition) readEnqueued(n int, reply []any, err error) (now time.Time, 
 	return time.UnixMilli(ms), time.Duration(idle) * time.Millisecond, exceptions, err
 }
 
-// unclaimed is for how long no Worker has claimed, by a call of enqueue.lua without jobs.
+// unclaimed is for how long no Worker has claimed, by a call of enqueue.lua without jobs; negative if nothing is queued or runs.
 func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
 	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission, 0)
 	if _, unclaimed, _, err := p.readEnqueued(0, reply, err); err == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -217,6 +218,16 @@ func TestObserver_AMessage(t *testing.T) {
 }
 
 // A policy that parks while nobody works is warned of once, and told when that is over.
+// lastClaimIsLongAgo makes the last claim so old that there seems to be no worker.
+func (b *bench) lastClaimIsLongAgo() {
+	b.t.Helper()
+	for _, name := range redistest.Keys(b.t, b.rdb, b.env.Prefix) {
+		if strings.HasSuffix(name, ":c") {
+			require.NoError(b.t, b.rdb.HSet(b.t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
+		}
+	}
+}
+
 func TestWarning_NobodyHasClaimed(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		seen := &watch{}
@@ -232,16 +243,9 @@ func TestWarning_NobodyHasClaimed(t *testing.T) {
 			}
 			wg.Wait()
 		}
-		age := func() { // as if the last claim had been so long ago
-			for _, name := range redistest.Keys(t, b.rdb, b.env.Prefix) {
-				if strings.HasSuffix(name, ":c") {
-					require.NoError(t, b.rdb.HSet(t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
-				}
-			}
-		}
 		park()
 		require.Empty(t, seen.warnings(), "nobody need have claimed yet")
-		age()
+		b.lastClaimIsLongAgo()
 		_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
 		require.NoError(t, err)
 		require.Empty(t, seen.warnings(), "nothing was parked")
@@ -274,11 +278,7 @@ func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
 		_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
 	}
 	park()
-	for _, name := range redistest.Keys(t, b.rdb, b.env.Prefix) {
-		if strings.HasSuffix(name, ":c") { // as if the last claim had been so long ago
-			require.NoError(t, b.rdb.HSet(t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
-		}
-	}
+	b.lastClaimIsLongAgo()
 	park()
 	park()
 	require.Equal(t, 1, strings.Count(log.String(), "kind=no_worker"), log.String())
@@ -290,7 +290,16 @@ func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		seen := &watch{}
-		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
+		rdb := env.Client(t)
+		var away atomic.Bool
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if away.Load() {
+				cmd.SetErr(errors.New("i/o timeout"))
+				return cmd.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		q := b.newQueue(rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
 		q.LookForWorkersAfter(200 * time.Millisecond)
 		guard := b.locker.Guard(delayqueue.Policy(q))
 		b.hold("k")
@@ -302,16 +311,49 @@ func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 		}
 		calls.Wait()
 		time.Sleep(500 * time.Millisecond) // it has looked, and may have found a worker that has died since
-		for _, name := range redistest.Keys(t, b.rdb, b.env.Prefix) {
-			if strings.HasSuffix(name, ":c") { // as if the last claim had been so long ago
-				require.NoError(t, b.rdb.HSet(t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
-			}
-		}
+		away.Store(true)
+		time.Sleep(500 * time.Millisecond) // it could not look
+		away.Store(false)
+		b.lastClaimIsLongAgo()
 		require.Empty(t, seen.warnings())
 		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 0 }, "the queue looks again")
 		require.Never(t, func() bool { return len(seen.warnings()) > 1 }, 500*time.Millisecond, 10*time.Millisecond)
 		require.Equal(t, delayqueue.WarnNoWorker, seen.warnings()[0].Kind)
 	})
+}
+
+// Nothing is parked any more but a dead letter, and the worker has ended.
+func TestWarning_DeadLettersNeedNoWorker(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		seen := &watch{}
+		b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(seen))
+		b.queue.LookForWorkersAfter(100 * time.Millisecond)
+		held := b.hold("k")
+		id := b.parkCall("k")
+		require.NoError(t, held.Release(t.Context()))
+		w := b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("it fails")) })
+		b.reaches(id, delayqueue.StateDead)
+		require.NoError(t, w.Stop(t.Context()))
+		b.lastClaimIsLongAgo()
+		require.Never(t, func() bool { return len(seen.warnings()) > 0 }, 500*time.Millisecond, 10*time.Millisecond)
+		require.False(t, b.queue.LooksForWorkers())
+	})
+}
+
+// Nobody looks any more when the client is closed.
+func TestWarning_IsNotLookedForOnceTheClientIsClosed(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	rdb := b.env.Client(t)
+	b.queue = b.newQueue(rdb)
+	b.queue.LookForWorkersAfter(100 * time.Millisecond)
+	b.hold("k")
+	b.parkCall("k")
+	time.Sleep(250 * time.Millisecond)
+	require.True(t, b.queue.LooksForWorkers())
+	require.NoError(t, rdb.Close())
+	time.Sleep(250 * time.Millisecond)
+	require.Never(t, b.queue.LooksForWorkers, 300*time.Millisecond, 10*time.Millisecond)
 }
 
 // A worker with nothing to do, and one that is busy with one message, claim often enough.

@@ -94,3 +94,10 @@ func (q *Queue) SetCountMost(n int) { q.countMost = n }
 
 // LookForWorkersAfter sets how soon a Queue looks for Workers after a call was parked.
 func (q *Queue) LookForWorkersAfter(d time.Duration) { q.workers.again = d }
+
+// LooksForWorkers reports whether it is about to look.
+func (q *Queue) LooksForWorkers() bool {
+	q.workers.mu.Lock()
+	defer q.workers.mu.Unlock()
+	return len(q.workers.looking) > 0
+}

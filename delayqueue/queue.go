@@ -15,7 +15,8 @@ import (
 )
 
 // Queue stores jobs in Redis until a [Worker] runs them. It is safe for concurrent use, has
-// goroutines only while calls are in progress, and needs no closing.
+// goroutines only while calls are in progress, or while it checks for [WarnNoWorker], and needs no
+// closing.
 //
 // The zero Queue is not useful: use [New].
 type Queue struct {

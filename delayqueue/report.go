@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/observing"
 	"github.com/perkey-go/perkey/internal/unixms"
@@ -103,8 +105,9 @@ type WarningKind string
 
 // WarnNoWorker reports that calls are parked, and that no Worker has claimed for 30 s: none
 // runs on this queue, or [Worker.Pause] pauses it. A process that has parked a call reports it, once:
-// when it parks another one, or some 30 s after its last check. It is reported again, as resolved, when
-// the process enqueues something and a Worker has claimed since.
+// when it parks another one, or at a check, which it makes every 31 s while something is queued or
+// runs. It is reported again, as resolved, when the process enqueues something and a Worker has
+// claimed since.
 const WarnNoWorker WarningKind = "no_worker"
 
 // noWorkerAfter is longer than an idle Worker does without a claim.
@@ -122,8 +125,8 @@ func newWorkerWatch() *workerWatch {
 	return &workerWatch{looking: map[*partition]bool{}, again: noWorkerAfter + time.Second}
 }
 
-// lookAgain looks later whether somebody works on what was parked in a partition, and then again until nothing is left there. Its
-// caller has the mutex.
+// lookAgain looks later whether somebody works on what was parked in a partition, and then again, until a warning was due, nothing
+// is queued or runs there, or the client is closed. Its caller has the mutex.
 func (w *workerWatch) lookAgain(p *partition) {
 	if w.looking[p] {
 		return
@@ -133,8 +136,13 @@ func (w *workerWatch) lookAgain(p *partition) {
 		w.mu.Lock()
 		delete(w.looking, p)
 		w.mu.Unlock()
-		if since, err := p.unclaimed(context.Background()); err == nil && p.bytes.Load() > 0 {
+		switch since, err := p.unclaimed(context.Background()); {
+		case err == nil && since >= 0:
 			p.queue.noteClaim(p, since, true)
+		case err != nil && !errors.Is(err, redis.ErrClosed): // not known: Redis may be away
+			w.mu.Lock()
+			w.lookAgain(p)
+			w.mu.Unlock()
 		}
 	})
 }

@@ -157,6 +157,39 @@ func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 	})
 }
 
+// Redis does not answer when a message is about to run alone, in a turn that another one of its key has begun.
+func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		rdb := env.Client(t)
+		var sick atomic.Bool
+		sick.Store(true)
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if sick.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && cmd.Args()[23] == 1 { // it is to run alone
+				cmd.SetErr(errors.New("i/o timeout"))
+				return cmd.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		b.queue = b.newQueue(rdb)
+		lease := b.hold("k")
+		first, second := b.parkCall("k"), b.parkCall("k")
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), second, "-------4 0 4 0  its worker died").Err())
+		seen := newEvents()
+		b.start((&ran{}).handle, delayqueue.WithObserver(seen))
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(first, delayqueue.StateDone)
+		redistest.Eventually(t, func() bool { return next(t, seen.settled).Message.ID == second }, "the turn is over")
+		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			_, err := b.other.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict, "a fresh call has the key before the parked one")
+		}
+		sick.Store(false)
+		b.reaches(second, delayqueue.StateDone)
+		b.isNotReserved("k")
+	})
+}
+
 // Nobody listens while the last message of a key is cancelled: between two workers, or
 // while the subscription is down.
 func TestReservation_AKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {

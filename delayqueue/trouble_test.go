@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // hookFunc is a hook around single commands of a client.
@@ -47,6 +48,31 @@ func keylessIDs(name string, partition uint32, n int) (ids []string) {
 		}
 	}
 	return ids
+}
+
+// explosive is a Locker's observer that panics at the first outcome, and at each release.
+type explosive struct {
+	core.NopObserver
+	outcomes atomic.Int64
+}
+
+func (o *explosive) OnOutcome(context.Context, core.Outcome) {
+	if o.outcomes.Add(1) == 1 {
+		panic("outcome")
+	}
+}
+
+func (o *explosive) OnReleased(context.Context, core.Released) { panic("released") }
+
+func TestWorker_GoesOnIfTheLockersObserverPanics(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.locker = b.newLocker(core.WithObserver(&explosive{}))
+		log := &testbed.Log{}
+		b.start((&ran{}).handle, delayqueue.WithLogger(log.Logger()))
+		require.Equal(t, 1, b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone).Attempts)
+		require.Contains(t, log.String(), "delayqueue: the observer panicked")
+	})
 }
 
 // What a claim took whose reply was lost has become too old when the claim is sent

@@ -112,8 +112,17 @@ func (w *Worker) carryOver(c *claim) (next *claim) {
 	return w.settle(c, outcome{kind: OutcomeReturned, moved: true})
 }
 
+// errObserver is why a key was not taken whose Locker's observer panicked.
+var errObserver = errors.New("delayqueue: the Locker's observer panicked")
+
 // acquire takes the lock of a key for one of its messages.
-func (w *Worker) acquire(key string) (*core.Lease, error) {
+func (w *Worker) acquire(key string) (lease *core.Lease, err error) {
+	err = errObserver
+	observe(w.log, func() { lease, err = w.tryAcquire(key) })
+	return lease, err
+}
+
+func (w *Worker) tryAcquire(key string) (*core.Lease, error) {
 	lease, err := w.locker.TryAcquire(w.ctx, key, w.lockOptions...)
 	var conflict *core.ConflictError
 	if w.queue.reservationWindow == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
@@ -271,7 +280,7 @@ func (t *turn) release(m Message, v outcome) error {
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case v.handedBack: // fresh calls need not wait for a message that this process cannot run
 		_ = t.unreserve(ctx, lease)
-	case !ended && v.delay > 0: // nor for one that waits for its next attempt
+	case !ended && v.delay > 0 && !v.awaitsKey: // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && t.worker.queue.hasQueuedAfter(ctx, m)):
 		t.reserved = true
@@ -279,8 +288,10 @@ func (t *turn) release(m Message, v outcome) error {
 	case reservations.WasReserved(lease) || m.parked: // a call that is parked from now on makes its own reservation; this message's may have come late
 		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not reply: reconsider it afterwards
 	}
-	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
-		return lost
+	var err error
+	observe(t.worker.log, func() { err = lease.Release(ctx) }) // the Locker's observer may panic
+	if errors.Is(err, core.ErrLeaseLost) {
+		return err
 	}
 	return nil // the key is free when its lease expires
 }

@@ -160,7 +160,7 @@ func (w *Worker) Start() error {
 	defer w.mu.Unlock()
 	switch {
 	case w.queue == nil:
-		return fmt.Errorf("delayqueue: start: %w: the Worker is not of NewWorker", ErrInvalidArgument)
+		return fmt.Errorf("delayqueue: start: %w: it is a zero Worker: use NewWorker", ErrInvalidArgument)
 	case w.stopped:
 		return fmt.Errorf("delayqueue: start: %w", ErrStopped)
 	case w.started:
@@ -179,7 +179,7 @@ func (w *Worker) Start() error {
 // Stop may be called before Start, more than once, and from several goroutines: each call waits,
 // and the first ctx to end counts for all.
 func (w *Worker) Stop(ctx context.Context) error {
-	if w.queue == nil { // not of NewWorker: it has not started
+	if w.queue == nil { // a zero Worker, which cannot start
 		return nil
 	}
 	w.mu.Lock()

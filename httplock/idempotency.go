@@ -132,6 +132,8 @@ var (
 	// errAnswered: the request was done before, or is parked: there is an answer. Observers of locks see a call that was
 	// refused its key, and no failure.
 	errAnswered = fmt.Errorf("httplock: the request was made before: %w", core.ErrConflict)
+	// errNotKept: it was done before, and its response was not kept.
+	errNotKept = errors.New("httplock: the request was made before, and its response was not kept")
 )
 
 // maxIdempotencyKey is the length of the longest key, in bytes.

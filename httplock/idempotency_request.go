@@ -238,7 +238,7 @@ func (o *idempotentRequest) answer() (whole bool) {
 		o.m.accepted(o.x, o.parked)
 		o.x.ends(OutcomeDuplicate, http.StatusAccepted)
 	case o.stored.Truncated:
-		respond(o.x.because(o.m, errAnswered), problemNotKept.document(0))
+		respond(o.x.because(o.m, errNotKept), problemNotKept.document(0))
 	default:
 		o.x.Writer.Header().Set("Idempotent-Replayed", "true")
 		o.stored.write(o.x.Writer, o.x.Request)

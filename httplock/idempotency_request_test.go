@@ -211,10 +211,12 @@ func TestIdempotency_LongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	ctx, leave := context.WithCancel(t.Context())
 	var runs atomic.Int64
-	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+	h := guarded(b.Locker.Guard(nil), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		leave()
 		count(&runs, http.StatusCreated)(w, r)
-	}, httplock.KeepResponseBody(3))
+	}), httplock.WithIdempotency(newIdempotency(t, b), httplock.KeepResponseBody(3)), httplock.WithConflictHandler(func(_ http.ResponseWriter, _ *http.Request, p *httplock.Problem) {
+		assert.NotErrorIs(t, p, core.ErrConflict, "to try again does not help")
+	}))
 	require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
 	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
 	require.EqualValues(t, 1, runs.Load())

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs go test with its arguments and reports (scripts/testreport). A test that fails among the others runs again
 # alone, as others take a test's time on a busy machine: one that fails there too has failed.
-# RACE is flags for both; SLOWEST=20 lists the slowest.
+# RACE: flags for both runs, such as -race; SLOWEST=20 lists the slowest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

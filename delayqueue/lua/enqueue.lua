@@ -12,7 +12,8 @@
 --             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
 --             quiet period; of one that comes from a closed partition m, its times as its record has them, and its attempts;
 --           the long payloads, in the order of their keys: the text has the payload's length in its place
--- returns   {now in ms; for how long no worker has claimed, in ms, or -1 if nothing was stored, as nothing ever was; how many bytes the messages took before;
+-- returns   {now in ms; for how long no worker has claimed, in ms, or -1: nothing was stored, as nothing ever was, or, if there
+--           are no messages, nothing is queued or runs; how many bytes the messages took before;
 --           of each message that was not stored now its number, and its not_after in ms when it is stored already, the
 --           ending of one that has ended, else 'key full', 'principal full', 'queue full', or 'closed' as the partition is}
 -- #include common.lua
@@ -24,6 +25,7 @@ local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BO
 local claimed = whole(own[8])
 local replies = {now, now - (claimed or now), bytes}
 if n == 0 then -- that is all that is asked for
+  replies[2] = all > redis.call('ZCARD', x) and replies[2] or -1
   return conclude(replies)
 elseif sure == '' and not own[12] and not closed then
   replies[2] = -1
