@@ -76,7 +76,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	if err == nil && unclaimed < 0 { // nothing was ever stored here, or Redis has lost it, and perhaps the manifest that this process knows
 		var m *manifest
 		if m, err = p.queue.reread(ctx, "enqueue"); err == nil {
-			gone = !slices.Contains(m.current().partitions, p)
+			err, gone = p.queue.lacksKeys("enqueue", m), !slices.Contains(m.current().partitions, p)
 		}
 		if err == nil && !gone {
 			now, unclaimed, exceptions, err = p.send(ctx, batch, true)

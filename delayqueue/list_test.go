@@ -162,10 +162,13 @@ func TestList_EntriesTellWhatIsKnown(t *testing.T) {
 func TestList_APayloadThatCannotBeOpenedIsSealed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		plain := b.unencrypted()
+		plain, first := b.unencrypted(), b.unencrypted()
 		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
 		_, err := b.queue.Stats(t.Context())
 		require.NoError(t, err)
+		_, err = first.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("plain")})
+		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption, "nothing was stored yet, so it asks")
+		b.enqueue(delayqueue.Job{})
 		ticket, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("plain")})
 		require.NoError(t, err)
 		_, err = b.queue.Payload(t.Context(), ticket.ID)
