@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math"
@@ -94,16 +95,15 @@ func (p *partition) supersede(ctx context.Context, m Message, by, id string) (ne
 	return newest, nil
 }
 
-// supersedeOlder ends what a job that was stored replaces in older generations.
-func (q *Queue) supersedeOlder(ctx context.Context, job Job, older []generation) {
-	like := Message{Key: job.Key, Name: job.Name, Principal: job.Principal}
+// supersedeOlder ends what a message replaces in older generations. What cannot be reached stays beside it.
+func (q *Queue) supersedeOlder(ctx context.Context, m Message, older []generation) (err error) {
 	for _, g := range older {
-		if p := partitionOf(g.partitions, job.Key, ""); !p.drained.Load() {
-			if _, err := p.supersede(ctx, like, job.ID, ""); err != nil {
-				slog.Debug("delayqueue: an older job stays beside the one that replaces it", slog.Any("error", err))
-			}
+		if p := partitionOf(g.partitions, m.Key, ""); !p.drained.Load() {
+			_, failed := p.supersede(ctx, m, m.ID, "")
+			err = cmp.Or(err, failed)
 		}
 	}
+	return err
 }
 
 // supersedeReturned ends a message that was given back in a closed partition if a newer one came meanwhile that replaces it.

@@ -183,7 +183,8 @@ func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
 			p = partitionOf(g.partitions, job.Key, job.ID)
 			receipt, err := p.add(ctx, job)
 			if err == nil && job.Coalesce {
-				q.supersedeOlder(ctx, job, m.between(0, p.generation))
+				newer := Message{ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal}
+				_ = q.supersedeOlder(ctx, newer, m.between(0, p.generation)) // the Worker that is to run it does it again
 			}
 			if !errors.Is(err, errClosed) {
 				return receipt, err

@@ -178,9 +178,9 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 }
 
 // olderHas returns what an older generation has of a message's key that keeps the message from
-// being run. What the message replaces there it ends first.
-func (q *Queue) olderHas(ctx context.Context, p *partition, m Message) (int64, error) {
-	if m.Key == "" || p.generation == 1 {
+// being run.
+func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (int64, error) {
+	if key == "" || p.generation == 1 {
 		return olderNone, nil
 	}
 	now := q.manifest.Load()
@@ -191,16 +191,11 @@ func (q *Queue) olderHas(ctx context.Context, p *partition, m Message) (int64, e
 		if g.number >= p.generation {
 			break
 		}
-		older := partitionOf(g.partitions, m.Key, "")
+		older := partitionOf(g.partitions, key, "")
 		if older.drained.Load() {
 			continue
 		}
-		if m.coalesces {
-			if _, err := older.supersede(ctx, m, m.ID, ""); err != nil {
-				return olderNone, err
-			}
-		}
-		left, err := readLeft(older.call(ctx, closeScript, now.generations[i+1].String(), m.Key), 1)
+		left, err := readLeft(older.call(ctx, closeScript, now.generations[i+1].String(), key), 1)
 		if err != nil {
 			return olderNone, redisError(ctx, "look into older partitions", err)
 		}

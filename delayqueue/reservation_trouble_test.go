@@ -95,17 +95,10 @@ func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
 		b := setup(t, env)
 		rdb := env.Client(t)
 		var failed atomic.Int64
-		fails := func(cmd redis.Cmder) bool { // unreserve: a key, '' and a fence
+		failing(rdb, func(cmd redis.Cmder) bool { // unreserve: a key, '' and a fence
 			args := cmd.Args()
 			return len(args) == 6 && args[4] == "" && args[2] == 1 && failed.Add(1) == 1
-		}
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if fails(cmd) {
-				cmd.SetErr(errors.New("i/o timeout"))
-				return cmd.Err()
-			}
-			return next(ctx, cmd)
-		}))
+		})
 		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = locker.Close() }()
@@ -122,21 +115,35 @@ func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
 	})
 }
 
+// failing has some commands of a client fail unsent, until heal is called.
+func failing(rdb *redis.Client, fails func(redis.Cmder) bool) (heal func()) {
+	var well atomic.Bool
+	rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if !well.Load() && fails(cmd) {
+			cmd.SetErr(errors.New("i/o timeout"))
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}))
+	return func() { well.Store(true) }
+}
+
+// letsNoFreshCallPass checks for a while that a fresh call does not get a key.
+func (b *bench) letsNoFreshCallPass(key string) {
+	b.t.Helper()
+	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		_, err := b.other.TryAcquire(b.t.Context(), key)
+		require.ErrorIs(b.t, err, core.ErrConflict, "a fresh call has the key before the parked one")
+	}
+}
+
 // A worker that cannot reach the locks puts its message off. The key stays reserved meanwhile, also
 // when it is announced to be free.
 func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
-		var sick atomic.Bool
-		sick.Store(true)
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if args := cmd.Args(); sick.Load() && redistest.IsScript(cmd) && args[4] != "" { // a token
-				cmd.SetErr(errors.New("i/o timeout"))
-				return cmd.Err()
-			}
-			return next(ctx, cmd)
-		}))
+		heal := failing(rdb, func(cmd redis.Cmder) bool { return redistest.IsScript(cmd) && cmd.Args()[4] != "" }) // a token
 		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = locker.Close() }()
@@ -147,11 +154,8 @@ func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 		b.start((&ran{}).handle, delayqueue.WithObserver(seen))
 		require.Equal(t, delayqueue.OutcomeReturned, next(t, seen.settled).Outcome)
 		require.NoError(t, lease.Release(t.Context()))
-		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			_, err := b.other.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, core.ErrConflict, "a fresh call has the key before the parked one")
-		}
-		sick.Store(false)
+		b.letsNoFreshCallPass("k")
+		heal()
 		b.reaches(id, delayqueue.StateDone)
 		b.isNotReserved("k")
 	})
@@ -162,15 +166,9 @@ func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
-		var sick atomic.Bool
-		sick.Store(true)
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if sick.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && cmd.Args()[23] == 1 { // it is to run alone
-				cmd.SetErr(errors.New("i/o timeout"))
-				return cmd.Err()
-			}
-			return next(ctx, cmd)
-		}))
+		heal := failing(rdb, func(cmd redis.Cmder) bool {
+			return isScript(cmd, "extend", env.Prefix+":queue:{q}") && cmd.Args()[23] == 1 // it is to run alone
+		})
 		b.queue = b.newQueue(rdb)
 		lease := b.hold("k")
 		first, second := b.parkCall("k"), b.parkCall("k")
@@ -180,11 +178,8 @@ func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
 		require.NoError(t, lease.Release(t.Context()))
 		b.reaches(first, delayqueue.StateDone)
 		redistest.Eventually(t, func() bool { return next(t, seen.settled).Message.ID == second }, "the turn is over")
-		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			_, err := b.other.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, core.ErrConflict, "a fresh call has the key before the parked one")
-		}
-		sick.Store(false)
+		b.letsNoFreshCallPass("k")
+		heal()
 		b.reaches(second, delayqueue.StateDone)
 		b.isNotReserved("k")
 	})

@@ -82,9 +82,15 @@ func (w *Worker) take(c *claim) (next *claim) {
 	}
 }
 
-// awaitsOlder returns nil, or the outcome of a message whose key has something in an older generation that goes before it.
+// awaitsOlder returns nil, or the outcome of a message whose key has something in an older generation that goes before it. What the
+// message replaces there it ends first.
 func (w *Worker) awaitsOlder(c *claim) (refused *outcome) {
-	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message); {
+	if now := w.queue.manifest.Load(); c.message.coalesces && now != nil {
+		if err := w.queue.supersedeOlder(w.ctx, c.message, now.between(0, c.partition.generation)); err != nil {
+			return new(unreachable(c, err))
+		}
+	}
+	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
 	case err != nil:
 		return new(unreachable(c, err))
 	case older == olderHalt:
