@@ -101,3 +101,6 @@ func (q *Queue) LooksForWorkers() bool {
 	defer q.workers.mu.Unlock()
 	return len(q.workers.looking) > 0
 }
+
+// Reconsider has the Worker look at a key as when its release is announced to it.
+func (w *Worker) Reconsider(key string) { w.reconsider(key) }

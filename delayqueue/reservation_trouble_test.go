@@ -115,17 +115,15 @@ func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
 	})
 }
 
-// failing has some commands of a client fail unsent, until heal is called.
-func failing(rdb *redis.Client, fails func(redis.Cmder) bool) (heal func()) {
-	var well atomic.Bool
+// failing has some commands of a client fail unsent.
+func failing(rdb *redis.Client, fails func(redis.Cmder) bool) {
 	rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		if !well.Load() && fails(cmd) {
+		if fails(cmd) {
 			cmd.SetErr(errors.New("i/o timeout"))
 			return cmd.Err()
 		}
 		return next(ctx, cmd)
 	}))
-	return func() { well.Store(true) }
 }
 
 // letsNoFreshCallPass checks for a while that a fresh call does not get a key.
@@ -138,12 +136,20 @@ func (b *bench) letsNoFreshCallPass(key string) {
 }
 
 // A worker that cannot reach the locks puts its message off. The key stays reserved meanwhile, also
-// when it is announced to be free.
+// when the worker is told that it is free.
 func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
-		heal := failing(rdb, func(cmd redis.Cmder) bool { return redistest.IsScript(cmd) && cmd.Args()[4] != "" }) // a token
+		var sick atomic.Bool
+		sick.Store(true)
+		failing(rdb, func(cmd redis.Cmder) bool { // acquire, which has a token; unreserve has '', and inspect a number
+			if !sick.Load() || !redistest.IsScript(cmd) {
+				return false
+			}
+			_, number := cmd.Args()[4].(int)
+			return !number && cmd.Args()[4] != ""
+		})
 		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = locker.Close() }()
@@ -151,11 +157,12 @@ func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 		lease := b.hold("k")
 		id := b.parkCall("k")
 		seen := newEvents()
-		b.start((&ran{}).handle, delayqueue.WithObserver(seen))
+		w := b.start((&ran{}).handle, delayqueue.WithObserver(seen))
 		require.Equal(t, delayqueue.OutcomeReturned, next(t, seen.settled).Outcome)
 		require.NoError(t, lease.Release(t.Context()))
+		w.Reconsider("k")
 		b.letsNoFreshCallPass("k")
-		heal()
+		sick.Store(false)
 		b.reaches(id, delayqueue.StateDone)
 		b.isNotReserved("k")
 	})
@@ -166,8 +173,10 @@ func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
-		heal := failing(rdb, func(cmd redis.Cmder) bool {
-			return isScript(cmd, "extend", env.Prefix+":queue:{q}") && cmd.Args()[23] == 1 // it is to run alone
+		var sick atomic.Bool
+		sick.Store(true)
+		failing(rdb, func(cmd redis.Cmder) bool { // it is to run alone
+			return sick.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && cmd.Args()[23] == 1
 		})
 		b.queue = b.newQueue(rdb)
 		lease := b.hold("k")
@@ -179,7 +188,7 @@ func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
 		b.reaches(first, delayqueue.StateDone)
 		redistest.Eventually(t, func() bool { return next(t, seen.settled).Message.ID == second }, "the turn is over")
 		b.letsNoFreshCallPass("k")
-		heal()
+		sick.Store(false)
 		b.reaches(second, delayqueue.StateDone)
 		b.isNotReserved("k")
 	})
