@@ -2,7 +2,8 @@
 // prints without -v, and last how many tests there were, and how many of them
 // ran on which Redis. It fails if PERKEY_REQUIRE_REDIS=1 and none ran on a real
 // one. Of a package that failed it names the tests that had begun and not ended, and when go test
-// ends one by a panic or a timeout, the goroutines that run code of this module. With -slowest=N it lists the N tests that took longest, and with -again=FILE it writes
+// ends one by a panic or a timeout, the goroutines that run code of this module. What the race detector found comes
+// last: it is told in the name of some test, which may have passed. With -slowest=N it lists the N tests that took longest, and with -again=FILE it writes
 // the tests that failed there, to be run alone.
 package main
 
@@ -37,6 +38,7 @@ func main() {
 		os.Exit(1)
 	}
 	r.showSlowest(os.Stdout, *slowest)
+	fmt.Print(strings.Join(r.races, ""))
 	fmt.Println(r)
 	if os.Getenv("PERKEY_REQUIRE_REDIS") == "1" && r.real == 0 {
 		fmt.Println("FAIL: PERKEY_REQUIRE_REDIS=1, and no test ran on a real Redis")
@@ -57,8 +59,8 @@ type report struct {
 	passed, failed, skipped int
 	embedded, real          int // those that run on each Redis, and passed
 	failedPackages          int
-	raced                   bool    // the race detector has found something
-	ended                   []event // of tests and packages
+	races                   []string // what the race detector has found
+	ended                   []event  // of tests and packages
 }
 
 func (r report) String() string {
@@ -70,7 +72,7 @@ func (r report) String() string {
 func (r *report) read(in io.Reader, out io.Writer) error {
 	kept := map[string][]event{}     // the output of packages that have not ended
 	running := map[string][]string{} // their tests that have not ended, and wait for no other
-	crashed := map[string]bool{}
+	crashed, races := map[string]bool{}, map[string]bool{}
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -85,6 +87,9 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 			// What follows is not the test's that had the last word, which may have passed.
 			if crashed[e.Package] = crashed[e.Package] || isCrash(e.Output); crashed[e.Package] && e.Action == "output" {
 				e.Test = ""
+			}
+			if races[e.Package] = races[e.Package] && !strings.HasPrefix(e.Output, "=====") || strings.Contains(e.Output, "DATA RACE"); races[e.Package] {
+				r.races = append(r.races, e.Output)
 			}
 			switch {
 			case e.Action == "build-output":
@@ -112,7 +117,6 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 }
 
 func (r *report) count(e event) {
-	r.raced = r.raced || strings.Contains(e.Output, "DATA RACE")
 	if e.Action == "pass" || e.Action == "fail" {
 		r.ended = append(r.ended, e)
 	}
@@ -147,7 +151,7 @@ func (r *report) toRunAgain() string {
 			fmt.Fprintln(&lines, e.Package, e.Test)
 		}
 	}
-	if r.raced || len(packages) < r.failedPackages {
+	if len(r.races) > 0 || len(packages) < r.failedPackages {
 		return ""
 	}
 	return lines.String()

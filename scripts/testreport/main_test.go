@@ -109,3 +109,20 @@ func TestReport_OnlyTestsThatFailedByThemselvesRunAgain(t *testing.T) {
 		require.Equal(t, want, r.toRunAgain(), input)
 	}
 }
+
+// A race is told in the name of the test that said something last.
+func TestReport_ShowsRacesThatAPassingTestTells(t *testing.T) {
+	in := strings.Join([]string{
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"==================\n"}`,
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"WARNING: DATA RACE\n"}`,
+		`{"Action":"output","Package":"q","Test":"TestB","Output":"a log line\n"}`,
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"Read at 0x1 by goroutine 7:\n"}`,
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"==================\n"}`,
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"a log line\n"}`,
+		`{"Action":"pass","Package":"p","Test":"TestA"}`,
+		``,
+	}, "\n")
+	var r report
+	require.NoError(t, r.read(strings.NewReader(in), io.Discard))
+	require.Equal(t, []string{"WARNING: DATA RACE\n", "Read at 0x1 by goroutine 7:\n"}, r.races)
+}
