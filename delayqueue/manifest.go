@@ -55,6 +55,8 @@ const (
 	// read manifestTrusted ago, before it. A closed partition says so for longer: see close.lua.
 	manifestFresh   = time.Minute
 	manifestTrusted = 30 * time.Minute
+	// A message that is not found is looked for again by a manifest that was read at most so long ago.
+	manifestKnows = time.Second
 	// How often a command tries again after another process has changed the manifest meanwhile.
 	manifestTries  = 20
 	maxGenerations = 8

@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -38,5 +39,31 @@ func TestManifest_IsReadAgain(t *testing.T) {
 		require.NoError(t, q.rdb.HSet(t.Context(), q.manifestKey(), "service", "shop").Err())
 		_, err = q.agreed(t.Context(), "test")
 		require.NoError(t, err)
+	})
+}
+
+// Redis has lost all, and another process has begun the queue anew, in other partitions. Who asks a process that
+// still knows the lost manifest is not told that there is no such message.
+func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb := env.Client(t)
+		old, err := New(rdb, "q", WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		_, err = old.agreed(t.Context(), "test")
+		require.NoError(t, err)
+		require.NoError(t, rdb.Del(t.Context(), old.manifestKey()).Err())
+
+		anew, err := New(rdb, "q", WithPrefix(env.Prefix), WithPartitions(7))
+		require.NoError(t, err)
+		for i := range 8 {
+			receipt, err := anew.Enqueue(t.Context(), Job{Key: fmt.Sprint(i)})
+			require.NoError(t, err)
+			m := *old.manifest.Load()
+			m.read = time.Now().Add(-2 * manifestKnows)
+			old.manifest.Store(&m)
+			s, err := old.Status(t.Context(), receipt.ID)
+			require.NoError(t, err)
+			require.Equal(t, StateQueued, s.State)
+		}
 	})
 }

@@ -115,10 +115,15 @@ func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, er
 				return s, p, err
 			}
 		}
-		if closed == nil {
-			return stored{}, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+		switch {
+		case closed != nil:
+			err = q.follow(ctx, op, closed) // to newer partitions
+		case time.Since(m.read) > manifestKnows: // Redis may have lost it, and the queue was begun anew
+			_, err = q.reread(ctx, op)
+		default:
+			err = fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
 		}
-		if err := q.follow(ctx, op, closed); err != nil { // to newer partitions
+		if err != nil {
 			return stored{}, nil, err
 		}
 	}
