@@ -94,8 +94,17 @@ func (b *bench) startOn(q *delayqueue.Queue, h delayqueue.Handler, opts ...delay
 	require.NoError(b.t, w.Start())
 	b.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = w.Stop(ctx)
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			defer cancel()
+			_ = w.Stop(ctx)
+		}()
+		select {
+		case <-stopped:
+		case <-time.After(time.Minute): // else go test ends all tests of the package for one that has failed
+			b.t.Error("a handler goes on for ever")
+		}
 	})
 	return w
 }
