@@ -16,8 +16,8 @@ echo "test: on $servers"
 # hundreds. What may still race then is little: most check that no goroutine is left.
 export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 
-# Heaps are small here, and collecting them costs a tenth of the processor's time.
-export GOGC="${GOGC:-400}"
+# Most heaps are small here, and collecting them costs a tenth of the processor's time. Large ones stay bounded.
+export GOGC="${GOGC:-400}" GOMEMLIMIT="${GOMEMLIMIT:-1GiB}"
 
 test_module() { (cd "$1" && go test -vet=all -count=1 -parallel=6 -timeout=5m ./...); }
 
