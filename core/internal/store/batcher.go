@@ -137,7 +137,7 @@ func (b *batcher) toRetry(batch []*command) (again []*command) {
 	for _, c := range batch {
 		err := c.call.Err()
 		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.noRetry || !MayHaveRun(err)) && !c.unwanted() {
-			c.tries++
+			c.tries, c.ran = c.tries+1, c.ran || MayHaveRun(err)
 			tries = max(tries, c.tries)
 			again = append(again, c)
 		}
