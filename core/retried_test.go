@@ -69,24 +69,29 @@ func TestRetried_AnAcquireThatIsNotSentASecondTimeIsCancelled(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) // the pause before a second try
 	}
 	for name, play := range map[string]struct {
-		run  func(r *road, busy func(n int), leave func())
-		want error
+		run     func(r *road, busy func(n int), leave func())
+		want    error
+		several bool // the client is for several servers
 	}{
 		"its caller leaves while it waits to be sent": {func(r *road, busy func(int), leave func()) {
 			wait(r, busy)
 			leave()
-		}, context.Canceled},
+		}, context.Canceled, false},
 		"its caller leaves while it waits for a connection": {func(r *road, _ func(int), leave func()) {
 			r.second = func(next func() error) error {
 				leave()
 				return next()
 			}
 			r.first <- errLost
-		}, context.Canceled},
+		}, context.Canceled, false},
+		"its caller leaves before go-redis sends others of its pipeline to another node": {func(r *road, _ func(int), leave func()) {
+			leave()
+			r.first <- context.Canceled // for all that have no other error
+		}, context.Canceled, true},
 		"Redis is out of reach": {func(r *road, busy func(int), _ func()) {
 			wait(r, busy)
 			r.busy <- errLost
-		}, core.ErrUnavailable},
+		}, core.ErrUnavailable, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -94,7 +99,11 @@ func TestRetried_AnAcquireThatIsNotSentASecondTimeIsCancelled(t *testing.T) {
 				r := &road{busy: make(chan error), first: make(chan error)}
 				rdb := nodes[0].client(t)
 				rdb.AddHook(r)
-				l := lockerOn(t, rdb, "p")
+				var client redis.UniversalClient = rdb
+				if play.several {
+					client = struct{ redis.UniversalClient }{rdb}
+				}
+				l := lockerOn(t, client, "p")
 				warm(t, l)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

@@ -123,7 +123,9 @@ func (b *batcher) send(batch []*command) {
 			}
 		}
 		r := c.result()
-		if errors.Is(r.err, context.Canceled) { // the flight had no connection yet
+		// The flight had no connection yet. A client of several servers sets this error on commands that ran, too, if it
+		// was about to send others of the pipeline again.
+		if d.single && errors.Is(r.err, context.Canceled) {
 			r.err = errUnwanted
 		}
 		d.deliver(c, r)
