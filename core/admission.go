@@ -30,7 +30,7 @@ func (a admission) answered(fences []int64, err error) {
 	w, q := a.waiters, a.queue
 	var f waitqueue.Failure
 	if err != nil {
-		f = waitqueue.Failure{Err: store.Unavailable("acquire", q.key, err), Unsent: !store.MayHaveRun(err), Local: store.PoolTimeout(err)}
+		f = waitqueue.Failure{Err: store.Unavailable("acquire", q.key, err), Unsent: store.Unsent(err), Local: store.PoolTimeout(err)}
 	}
 	w.mu.Lock()
 	late := w.apply(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))

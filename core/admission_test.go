@@ -172,6 +172,31 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 	}
 }
 
+// go-redis sends an admission again whose reply was lost, and its error is then that of its last try.
+func TestReaders_AnAdmissionThatRanBeforeThePoolWasFull(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const readers = 20
+		rdb := env.Client(t)
+		var first sync.Once
+		admissions(t, rdb, func(next func() error) error {
+			err := next()
+			first.Do(func() { err = redis.ErrPoolTimeout })
+			return err
+		})
+		a, b := lockerOn(t, rdb, env.Prefix), newLocker(t, env)
+		writing, grants := readersBehind(t, env, b, a, readers)
+		require.NoError(t, writing.Release(t.Context()))
+		var leases []*core.Lease
+		for range readers {
+			leases = append(leases, granted(t, grants))
+		}
+		for _, lease := range leases {
+			require.NoError(t, lease.Release(t.Context()))
+		}
+		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+	})
+}
+
 // heldAdmission has the answer to the first admission, which closes ran, arrive when gate is closed.
 func heldAdmission(t *testing.T, rdb *redis.Client) (ran <-chan struct{}, gate chan<- struct{}) {
 	sent, answered := make(chan struct{}), make(chan struct{})

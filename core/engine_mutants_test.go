@@ -98,6 +98,7 @@ var testedMutants = []mutant.Mutant{
 	{Name: "who lost a lease is no candidate", File: "lead.go", Old: "if lost == nil {", New: "if lost == nil || %s {", Tests: "^TestLead_(ADeaf|GoesOn)"},
 	{Name: "no candidate waits for a Redis that is away", File: "lead.go", Old: "kind != OutcomeUnavailable &&", New: "(kind != OutcomeUnavailable || %s) &&", Tests: "^TestLead_GoesOn"},
 	{Name: "candidates do not pause", File: "lead.go", Old: "backoff.Full(failures, leadPauseMin, leadPauseMax)", New: "map[bool]time.Duration{false: backoff.Full(failures, leadPauseMin, leadPauseMax), true: leadPauseMin / 2}[%s]", Tests: "^TestLead_GoesOn"},
+	{Name: "a try that was not sent hides one that ran", File: "internal/store/command.go", Old: "if r.err != nil && c.ran {", New: "if r.err != nil && c.ran && !%s {", Tests: "^TestRetried_"},
 }
 
 func (m engineMutant) round() soakRound {

@@ -354,6 +354,21 @@ func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string, within t
 	}
 }
 
+// requireFree is requireNothingLeft for a key that more than one token has asked for: its record
+// outlasts an orphan's lease.
+func requireFree(t *testing.T, rdb *redis.Client, prefix, key string, within time.Duration) {
+	t.Helper()
+	l := lockerOn(t, rdb, prefix)
+	for end := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
+		info, err := l.Inspect(t.Context(), key)
+		require.NoError(t, err)
+		if info.Free() && info.Waiting == 0 {
+			return
+		}
+		require.True(t, time.Now().Before(end), "in Redis: %+v", info)
+	}
+}
+
 func TestFlushedScripts_ManyCallersNotice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -84,44 +85,40 @@ func TestLocal_TellsOldestLeasesAndLongestWaits(t *testing.T) {
 // A key that is handed over to another call of the process is as old as that call's lease. Redis need not know
 // of the calls that wait for that.
 func TestLocal_CountsFromTheHandOver(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) { // where no time passes: a grant is handed over for 50 ms only
 		ctx := t.Context()
-		l := newLocker(t, env)
-		// A grant is handed over for 50 ms only: a busy machine may need some tries.
-		var between, first, second *core.Lease
-		for range 10 {
-			lease, err := l.Acquire(ctx, "k")
-			require.NoError(t, err)
-			granted := make(chan *core.Lease, 2)
-			for range 2 {
-				go func() {
-					lease, err := l.Acquire(ctx, "k")
-					assert.NoError(t, err)
-					granted <- lease
-				}()
-			}
-			redistest.Eventually(t, func() bool { return l.Local(0).Waiting == 2 }, "both calls wait")
-			require.NoError(t, lease.Release(ctx))
-			first = <-granted
-			between, err = l.TryAcquire(ctx, "between")
-			require.NoError(t, err)
-			info, err := l.Inspect(ctx, "k")
-			require.NoError(t, err)
-			assert.Equal(t, 1, info.LocalWaiting)
-
-			require.NoError(t, first.Release(ctx))
-			if second = <-granted; second.Fence() == first.Fence()+1 {
-				break
-			}
-			require.NoError(t, second.Release(ctx))
-			require.NoError(t, between.Release(ctx))
+		l := lockerOn(t, nodes[0].client(t), "p")
+		lease, err := l.Acquire(ctx, "k")
+		require.NoError(t, err)
+		granted := make(chan *core.Lease, 2)
+		for range 2 {
+			go func() {
+				lease, err := l.Acquire(ctx, "k")
+				assert.NoError(t, err)
+				granted <- lease
+			}()
 		}
+		synctest.Wait()
+		require.Equal(t, 2, l.Local(0).Waiting)
+		require.NoError(t, lease.Release(ctx))
+		first := <-granted
+		time.Sleep(time.Millisecond)
+		between, err := l.TryAcquire(ctx, "between")
+		require.NoError(t, err)
+		info, err := l.Inspect(ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, 1, info.LocalWaiting)
+
+		time.Sleep(time.Millisecond)
+		require.NoError(t, first.Release(ctx))
+		second := <-granted
 		require.Equal(t, first.Fence()+1, second.Fence(), "it was handed over")
 		local := l.Local(2)
 		require.Len(t, local.Leases, 2)
-		assert.Equal(t, between.Fence(), local.Leases[0].Fence)
-		assert.Equal(t, second.Fence(), local.Leases[1].Fence)
-		assert.Less(t, local.Leases[1].Held, local.Leases[0].Held)
+		require.Equal(t, between.Fence(), local.Leases[0].Fence)
+		require.Equal(t, second.Fence(), local.Leases[1].Fence)
+		require.Less(t, local.Leases[1].Held, local.Leases[0].Held)
 	})
 }
 

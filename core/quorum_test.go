@@ -246,7 +246,7 @@ func TestQuorum_ACloseOfAQuorumWaitsForEverything(t *testing.T) {
 	require.NoError(t, l.Close(), "it waits again")
 	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 	for _, s := range servers {
-		requireNothingLeft(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "perkey", orphan)
+		requireFree(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "perkey", "k", orphan)
 	}
 
 	l = overServers(t, servers)

@@ -332,26 +332,25 @@ func TestRelease_WorksWithoutChannelRights(t *testing.T) {
 
 func TestLease_AGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 	t.Parallel()
-	env := redistest.Embedded(t)
-	rdb := env.Client(t)
-	var leave atomic.Pointer[context.CancelFunc]
-	rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
-		err := next()
-		if cancel := leave.Swap(nil); cancel != nil {
-			(*cancel)()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		rdb := nodes[0].client(t)
+		var leave atomic.Pointer[context.CancelFunc]
+		rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+			err := next()
+			if isScript(cmd, "acquire") { // and not the release of the grant before
+				(*leave.Load())()
+			}
+			return err
+		}})
+		l := lockerOn(t, rdb, "p", core.WithRenewalClient(rdb))
+		for range 200 {
+			ctx, cancel := context.WithCancel(t.Context())
+			leave.Store(&cancel)
+			_, err := l.Acquire(ctx, "k")
+			require.ErrorIs(t, err, context.Canceled)
+			requireNothingLeft(t, nodes[0].client(t), "p", promptly)
 		}
-		return err
-	}})
-	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	defer l.Close()
-	for range 200 {
-		ctx, cancel := context.WithCancel(t.Context())
-		leave.Store(&cancel)
-		_, err := l.Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.Canceled)
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
-	}
+	})
 }
 
 func TestLease_AGrantThatIsOverWhenItIsLookedAtIsNoPanic(t *testing.T) {

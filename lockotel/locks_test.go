@@ -180,6 +180,10 @@ func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
 				return l.Guard(wait).Do(ctx, core.Call{Key: "held", Name: "ship"}, nothing)
 			}},
 		} {
+			redistest.Eventually(t, func() bool { // in the background
+				info, err := rival.Inspect(t.Context(), "held")
+				return err == nil && info.Waiting == 0
+			}, "the call before has left the key's FIFO")
 			tr.Reset()
 			ctx, request := tr.request(t.Context())
 			before := time.Now()

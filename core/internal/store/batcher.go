@@ -123,7 +123,9 @@ func (b *batcher) send(batch []*command) {
 			}
 		}
 		r := c.result()
-		if errors.Is(r.err, context.Canceled) { // the flight had no connection yet
+		// The flight had no connection yet. A client of several servers sets this error on commands that ran, too, if it
+		// was about to send others of the pipeline again.
+		if d.single && errors.Is(r.err, context.Canceled) {
 			r.err = errUnwanted
 		}
 		d.deliver(c, r)
@@ -137,7 +139,7 @@ func (b *batcher) toRetry(batch []*command) (again []*command) {
 	for _, c := range batch {
 		err := c.call.Err()
 		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.noRetry || !MayHaveRun(err)) && !c.unwanted() {
-			c.tries++
+			c.tries, c.ran = c.tries+1, c.ran || MayHaveRun(err)
 			tries = max(tries, c.tries)
 			again = append(again, c)
 		}

@@ -30,6 +30,7 @@ type command struct {
 	records []string // of all keys, if there are several; record is the first
 
 	tries int  // how often a pipeline with it has failed
+	ran   bool // one of these tries may have run
 	fresh bool // only this command can have put the token into a record
 
 	flight *flight // that it is in; guarded by the batcher's mu
@@ -89,7 +90,7 @@ func (d *deployment) recycle(c *command) {
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
 	c.cmd = redis.Cmd{}
-	c.records, c.publishes, c.fresh, c.tries, c.flight = nil, false, false, 0, nil
+	c.records, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, 0, false, nil
 	clear(c.args)
 	clear(c.texts)
 	c.texts, c.numbers = c.texts[:0], c.numbers[:0]
@@ -98,6 +99,9 @@ func (d *deployment) recycle(c *command) {
 
 // deliver gives the reply to the caller. If that has left, what the command did is undone.
 func (d *deployment) deliver(c *command, r result) {
+	if r.err != nil && c.ran {
+		r.err = retriedError{r.err}
+	}
 	if onReply := c.onReply; onReply != nil {
 		d.recycle(c)
 		onReply(r)

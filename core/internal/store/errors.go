@@ -45,10 +45,21 @@ type unsentError struct{ error }
 
 func (e unsentError) Unwrap() error { return e.error }
 
+// retriedError is the error of the last try of a command, when an earlier one may have run: what it says of Redis
+// holds, but not what it says of the command.
+type retriedError struct{ error }
+
+func (e retriedError) Unwrap() error { return e.error }
+
+func ranEarlier(err error) bool {
+	_, is := errors.AsType[retriedError](err)
+	return is
+}
+
 // Unsent reports whether err is that of a command that was not sent.
 func Unsent(err error) bool {
-	var unsent unsentError
-	return errors.As(err, &unsent)
+	_, unsent := errors.AsType[unsentError](err)
+	return unsent && !ranEarlier(err)
 }
 
 // MayHaveRun reports whether a command that failed may have had its effect: not if Redis refused
@@ -56,7 +67,10 @@ func Unsent(err error) bool {
 func MayHaveRun(err error) bool {
 	var refused redis.Error
 	var op *net.OpError
-	if Unsent(err) || errors.As(err, &refused) || PoolTimeout(err) {
+	switch {
+	case ranEarlier(err):
+		return true
+	case Unsent(err) || errors.As(err, &refused) || PoolTimeout(err):
 		return false
 	}
 	return !errors.As(err, &op) || op.Op != "dial"
@@ -86,7 +100,7 @@ func isUnreachable(err error) bool { return err != nil && !replied(err) && !Says
 // notSignedIn reports whether Redis refused a command without reading it, since its connection has
 // not authenticated. For a command of more than ten words Redis has another error.
 func notSignedIn(err error) bool {
-	return replied(err) && (redis.IsAuthError(err) || strings.Contains(err.Error(), "unauthenticated multibulk length"))
+	return replied(err) && !ranEarlier(err) && (redis.IsAuthError(err) || strings.Contains(err.Error(), "unauthenticated multibulk length"))
 }
 
 func replied(err error) bool {
