@@ -93,7 +93,7 @@ func (q *longQueue) fill(n, size int, key func(i int) string) (ids []string) {
 		for i := at; i < min(n, at+batchItems); i++ {
 			j := Job{ID: q.name("id"), Key: key(i), Name: "name", Payload: make([]byte, size), MaxAge: time.Hour}
 			ids = append(ids, j.ID)
-			batch = append(batch, newEnqueueing(q.t.Context(), j, maxInline))
+			batch = append(batch, enqueueingOf(q.t.Context(), j, maxInline))
 		}
 		for some := range slices.Chunk(batch, max(1, min(len(batch), batchBytes/max(1, size)))) {
 			q.p.enqueue(some)
@@ -204,7 +204,7 @@ func TestScripts_Longest(t *testing.T) {
 				var batch []*enqueueing
 				for i := range batchItems {
 					j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, QuietPeriod: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
-					batch = append(batch, newEnqueueing(t.Context(), j, maxInline))
+					batch = append(batch, enqueueingOf(t.Context(), j, maxInline))
 				}
 				q.p.enqueue(batch)
 			}
@@ -213,7 +213,7 @@ func TestScripts_Longest(t *testing.T) {
 			var batch []*enqueueing
 			for i := range batchItems {
 				j := Job{ID: q.name("id"), Key: keys(q.name("k"))(i), Delay: time.Millisecond, MaxAge: time.Hour}
-				batch = append(batch, newEnqueueing(t.Context(), j, maxInline))
+				batch = append(batch, enqueueingOf(t.Context(), j, maxInline))
 			}
 			q.p.enqueue(batch)
 			time.Sleep(5 * time.Millisecond)
@@ -225,7 +225,7 @@ func TestScripts_Longest(t *testing.T) {
 			full := made(WithMaxDepthPerKey(3))
 			var batch []*enqueueing
 			for i := range batchItems {
-				batch = append(batch, newEnqueueing(t.Context(), Job{ID: q.name("id"), Key: keys(prefix)(i), MaxAge: time.Hour}, maxInline))
+				batch = append(batch, enqueueingOf(t.Context(), Job{ID: q.name("id"), Key: keys(prefix)(i), MaxAge: time.Hour}, maxInline))
 			}
 			full.p.enqueue(batch)
 		}},
