@@ -47,7 +47,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	batch := make([]*enqueueing, len(jobs))
 	for i, job := range jobs {
 		job.ID = strings.ReplaceAll(job.ID, " ", "-")
-		batch[i] = newEnqueueing(t.Context(), job, maxInline)
+		batch[i] = enqueueingOf(t.Context(), job, maxInline)
 	}
 	q.partitions[0].enqueue(batch)
 	for _, e := range batch {
@@ -90,7 +90,7 @@ func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redi
 	require.NoError(t, err)
 	batch := make([]*enqueueing, batchItems)
 	for i := range batch {
-		batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}, maxInline)
+		batch[i] = enqueueingOf(t.Context(), Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}, maxInline)
 	}
 	q.partitions[0].enqueue(batch)
 	stored := 0
@@ -160,7 +160,7 @@ func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
 	})
 	batch := func(ids string) (all []*enqueueing) {
 		for id := range strings.SplitSeq(ids, "") {
-			all = append(all, newEnqueueing(t.Context(), Job{ID: id}, maxInline))
+			all = append(all, enqueueingOf(t.Context(), Job{ID: id}, maxInline))
 		}
 		return all
 	}

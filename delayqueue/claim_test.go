@@ -13,28 +13,36 @@ import (
 )
 
 func TestClaim_AHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		const lease = 600 * time.Millisecond
-		var runs atomic.Int64
-		slow := func(ctx context.Context, _ delayqueue.Message) error {
-			runs.Add(1)
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-time.After(5 * lease): // the promise is about time
-				return nil
+		for _, lease := range []time.Duration{600 * time.Millisecond, 30 * time.Second} {
+			var runs atomic.Int64
+			slow := func(ctx context.Context, _ delayqueue.Message) error {
+				runs.Add(1)
+				select {
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				case <-time.After(5 * lease): // the promise is about time
+					return nil
+				}
+			}
+			keyed, keyless := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})
+			var workers []*delayqueue.Worker
+			for range 2 {
+				workers = append(workers, b.start(slow, delayqueue.WithClaimLease(lease)))
+			}
+			time.Sleep(6 * lease)
+			for _, id := range []string{keyed, keyless} {
+				s := b.status(id)
+				require.Equal(t, delayqueue.StateDone, s.State)
+				require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
+			}
+			require.EqualValues(t, 2, runs.Load())
+			for _, w := range workers {
+				require.NoError(t, w.Stop(t.Context()))
 			}
 		}
-		keyed, keyless := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})
-		for range 2 {
-			b.start(slow, delayqueue.WithClaimLease(lease))
-		}
-		for _, id := range []string{keyed, keyless} {
-			s := b.reaches(id, delayqueue.StateDone)
-			require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
-		}
-		require.EqualValues(t, 2, runs.Load())
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -27,20 +26,20 @@ type enqueueing struct {
 	done     chan struct{} // has one when the others are set
 }
 
-// enqueueings are kept for the next jobs.
-var enqueueings = sync.Pool{New: func() any { return &enqueueing{done: make(chan struct{}, 1)} }}
+// emptyEnqueueing makes one for a pool.
+func emptyEnqueueing() any { return &enqueueing{done: make(chan struct{}, 1)} }
 
-func newEnqueueing(ctx context.Context, job Job, inline int) *enqueueing {
+// of describes a job.
+func (e *enqueueing) of(ctx context.Context, job Job, inline int) *enqueueing {
 	text, long := textOf(job.Key, job.Name, job.Principal, job.Payload, inline)
-	e := enqueueings.Get().(*enqueueing)
 	*e = enqueueing{ctx: ctx, job: job, id: job.ID, text: text, long: long, done: e.done}
 	return e
 }
 
-// free returns an enqueueing to the pool.
-func (e *enqueueing) free() {
+// reuse returns an enqueueing to the pool.
+func (p *partition) reuse(e *enqueueing) {
 	*e = enqueueing{done: e.done}
-	enqueueings.Put(e)
+	p.enqueueings.Put(e)
 }
 
 // wordClosed is the reply of enqueue.lua for a job whose partition is closed.
@@ -51,14 +50,14 @@ var errClosed = errors.New("the partition is closed")
 
 // add stores a job here, or fails with errClosed.
 func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
-	e := newEnqueueing(ctx, job, p.inline())
+	e := p.enqueueings.Get().(*enqueueing).of(ctx, job, p.inline())
 	if p.queue.sealer == nil { // a shorter one was copied with its key
 		e.long = bytes.Clone(e.long) // the caller may use it again before it was sent, if ctx ends
 	}
 	_ = p.enqueues.Add(e) // never closed
 	select {
 	case <-e.done:
-		defer e.free()
+		defer p.reuse(e)
 		if e.err != nil {
 			return Receipt{}, e.err
 		}

@@ -21,6 +21,10 @@ const (
 	MaxInlineFull = maxInlineFull
 )
 
+// ClaimWithoutMessages is how many elements the reply to a claim has that brings no messages: its head, and what conclude() of
+// common.lua adds.
+const ClaimWithoutMessages = claimHead + 1
+
 // DefaultClusterDepth is the default of WithMaxDepth on a Cluster.
 const DefaultClusterDepth = defaultClusterDepth
 

@@ -80,7 +80,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 			if c.dly {
 				j.Delay = time.Minute
 			}
-			batch = append(batch, newEnqueueing(t.Context(), j, maxInline))
+			batch = append(batch, enqueueingOf(t.Context(), j, maxInline))
 		}
 		for some := range slices.Chunk(batch, batchItems) {
 			p.enqueue(some)

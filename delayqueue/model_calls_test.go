@@ -65,7 +65,7 @@ func (m *model) enqueue() error {
 	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
 		x.till = time.Now().Add(job.MaxAge)
 	}
-	e := newEnqueueing(context.Background(), job, maxInline)
+	e := enqueueingOf(context.Background(), job, maxInline)
 	since := m.q.rdb.Time(e.ctx).Val()
 	m.q.partitions[0].enqueue([]*enqueueing{e})
 	if e.err == nil && m.happened["postponed"] > postponed {

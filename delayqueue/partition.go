@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/perkey-go/perkey/internal/groupcommit"
@@ -27,7 +28,9 @@ type partition struct {
 	bytes      atomic.Int64 // that its messages took at the last enqueue
 	enqueues   *groupcommit.Group[*enqueueing]
 	settles    *groupcommit.Group[*settling]
-	workers    atomic.Int64 // the greatest concurrency of a Worker that is served
+	// Those of earlier jobs. The pool is not global: it would carry channels between synctest's bubbles.
+	enqueueings sync.Pool
+	workers     atomic.Int64 // the greatest concurrency of a Worker that is served
 }
 
 // closedMark says that a partition is closed.
@@ -40,7 +43,7 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 	// Redis Cluster hashes what is between the first braces: ours, since neither
 	// prefix nor name can hold any.
 	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
-	p := &partition{queue: q, base: base, generation: generation}
+	p := &partition{queue: q, base: base, generation: generation, enqueueings: sync.Pool{New: emptyEnqueueing}}
 	for _, name := range keyNames {
 		p.keys = append(p.keys, base+":"+name)
 		p.declared = append(p.declared, base+":"+name)

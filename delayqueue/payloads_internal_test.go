@@ -194,7 +194,7 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 		for at := 0; at < messages; at += batchItems {
 			batch := make([]*enqueueing, batchItems)
 			for i := range batch {
-				batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprint(at + i), Payload: payload(i), MaxAge: time.Hour}, q.p.inline())
+				batch[i] = enqueueingOf(t.Context(), Job{ID: fmt.Sprint(at + i), Payload: payload(i), MaxAge: time.Hour}, q.p.inline())
 			}
 			q.p.enqueue(batch)
 			for _, e := range batch {

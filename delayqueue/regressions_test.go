@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,79 +74,17 @@ func TestRegression_APayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
 	})
 }
 
-// lostClaims is a hook that loses what the claims of one partition bring.
-type lostClaims struct {
-	base string
-	sick atomic.Bool
-	lost atomic.Int64
-}
-
-func (n *lostClaims) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (n *lostClaims) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err, args := next(ctx, cmd), cmd.Args()
-		if err != nil || !n.sick.Load() || len(args) < 4 || args[1] != delayqueue.ScriptHashes["claim"] || args[3] != n.base+":m" {
-			return err
-		}
-		if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 { // it brings messages
-			n.lost.Add(1)
-			cmd.SetErr(errors.New("i/o timeout"))
-		}
-		return cmd.Err()
-	}
-}
-
-func (n *lostClaims) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
 // The claim that is sent again brings what it took for more slots than there are now.
 func TestRegression_AWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const slots = 4
-		b := setup(t, env, delayqueue.WithPartitions(2))
-		rdb := env.Client(t)
-		node := &lostClaims{base: env.Prefix + ":queue:{q/1.2}"}
-		rdb.AddHook(node)
-		node.sick.Store(true)
-		var ids []string
-		enqueue := func(name string, partition uint32) {
-			for i, n := 0, 0; n < slots; i++ {
-				id := fmt.Sprint(name, i)
-				h := fnv.New32a()
-				_, _ = h.Write([]byte(id))
-				if h.Sum32()%2 == partition {
-					ids = append(ids, b.enqueue(delayqueue.Job{ID: id}))
-					n++
-				}
-			}
-		}
-		var running atomic.Int64
-		var tooMany atomic.Bool
-		release := make(chan struct{})
-		enqueue("sick", 0)
-		require.NoError(t, b.queue.ClaimAndDie(100*time.Millisecond)) // then all are due at once
-		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(context.Context, delayqueue.Message) error {
-			if running.Add(1) > slots {
-				tooMany.Store(true)
-			}
-			defer running.Add(-1)
-			<-release
-			return nil
-		}, delayqueue.WithConcurrency(slots))
-		redistest.Eventually(t, func() bool { return node.lost.Load() > 0 }, "no reply was lost")
-		require.EqualValues(t, slots, b.inState()[1], "claimed, and nobody knows")
-		enqueue("well", 1)
-		redistest.Eventually(t, func() bool { return running.Load() == slots }, "they have the slots")
-		node.sick.Store(false)
-		release <- struct{}{} // a slot is free
-		time.Sleep(300 * time.Millisecond)
-		close(release)
-		for _, id := range ids {
+		b, seen := setup(t, env, delayqueue.WithPartitions(2)), newEvents()
+		o := b.claimsTooMany(4, (&ran{}).handle, delayqueue.WithObserver(seen))
+		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeReturned }, "there was a slot for each")
+		close(o.release)
+		for _, id := range append(o.late, o.others...) {
 			b.reaches(id, delayqueue.StateDone)
 		}
-		require.False(t, tooMany.Load())
+		require.False(t, o.tooMany.Load())
 	})
 }
 

@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,6 +21,11 @@ func testQueue(t *testing.T, env *redistest.Env) *Queue {
 	q, err := New(env.Client(t), "q", WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	return q
+}
+
+// enqueueingOf describes a job.
+func enqueueingOf(ctx context.Context, job Job, inline int) *enqueueing {
+	return emptyEnqueueing().(*enqueueing).of(ctx, job, inline)
 }
 
 func enqueueTest(t *testing.T, q *Queue, id, key string) {
@@ -557,7 +563,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 			for at := 0; at < many; at += batchItems {
 				batch := make([]*enqueueing, batchItems)
 				for i := range batch {
-					batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}, maxInline)
+					batch[i] = enqueueingOf(t.Context(), Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}, maxInline)
 				}
 				p.enqueue(batch)
 				claims = append(claims, claimTest(t, q, fmt.Sprint(name, ".", at+1), batchItems)...)

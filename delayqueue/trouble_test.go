@@ -81,70 +81,124 @@ func TestWorker_AClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
-		var lost, claims atomic.Int64
+		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
+		old := b.enqueue(delayqueue.Job{})
+		age := func(record string) string { return record[:32] + "0000000000001" + record[45:] } // its not_after
+		var lost atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			err := next(ctx, cmd)
-			if err != nil || !isScript(cmd, "claim", b.env.Prefix+":queue:{q}") {
+			if err := next(ctx, cmd); err != nil || !isScript(cmd, "claim", b.env.Prefix+":queue:{q}") || !bringsMessages(cmd) || lost.Swap(true) {
 				return err
 			}
-			claims.Add(1)
-			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 && lost.CompareAndSwap(0, 1) {
-				time.Sleep(300 * time.Millisecond) // as long as it takes to find out
-				cmd.SetErr(errors.New("i/o timeout"))
-			}
+			cmd.SetErr(errors.Join(errors.New("i/o timeout"), b.queue.EditRecord("m", old, age))) // it is too old before the worker knows
 			return cmd.Err()
 		}))
-		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
-		old := b.enqueue(delayqueue.Job{MaxAge: 200 * time.Millisecond})
 		var r ran
-		b.startOn(b.newQueue(rdb), r.handle)
-		redistest.Eventually(t, func() bool { return lost.Load() > 0 }, "no reply was lost")
-		time.Sleep(500 * time.Millisecond)
-		before := claims.Load()
-		id := b.enqueue(delayqueue.Job{})
-		time.Sleep(2 * time.Second)
-		t.Log("claims in 2 s:", claims.Load()-before, "state of the old one:", b.status(old).State)
-		require.Equal(t, delayqueue.StateDone, b.status(id).State, "the worker does nothing for 30 s")
+		b.startOn(b.newQueue(rdb), r.handle, delayqueue.WithClaimLease(time.Hour))
+		redistest.Eventually(t, lost.Load, "no reply was lost")
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		require.Equal(t, delayqueue.StateRunning, b.status(old).State, "until its claim ends")
+		require.Len(t, r.ids(), 1)
 	})
+}
+
+// claimsOf is what happens to the claims of a partition: while it is down they fail unsent, and while it is
+// lossy their replies are lost, if they bring messages.
+type claimsOf struct {
+	base         string
+	down, lossy  atomic.Bool
+	failed, lost atomic.Int64
+}
+
+func (p *claimsOf) hook(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if !isScript(cmd, "claim", p.base) {
+		return next(ctx, cmd)
+	}
+	if p.down.Load() {
+		p.failed.Add(1)
+		cmd.SetErr(errors.New("connection refused"))
+		return cmd.Err()
+	}
+	lossy := p.lossy.Load()
+	if err := next(ctx, cmd); err != nil || !lossy || !bringsMessages(cmd) {
+		return err
+	}
+	p.lost.Add(1)
+	cmd.SetErr(errors.New("i/o timeout"))
+	return cmd.Err()
+}
+
+// bringsMessages reports whether the reply to a claim has messages.
+func bringsMessages(cmd redis.Cmder) bool {
+	reply, err := cmd.(*redis.Cmd).Slice()
+	return err == nil && len(reply) > delayqueue.ClaimWithoutMessages
+}
+
+// oversold is a worker that was given more messages than it has slots.
+type oversold struct {
+	late, others []string // the ids of those that it has no slots for, but for one, and of those that have them
+	release      chan struct{}
+	running      atomic.Int64
+	tooMany      atomic.Bool // more ran than there are slots
+}
+
+// claimsTooMany has a worker get, when one slot is free, the late reply to a claim that it made for all of its slots. Messages of
+// another partition have the other slots. Each handler first receives from release.
+//
+// A fetcher whose claim failed takes no slots. So each partition in turn has its messages claimed for all slots.
+func (b *bench) claimsTooMany(slots int, h delayqueue.Handler, opts ...delayqueue.WorkerOption) *oversold {
+	b.t.Helper()
+	rdb, o := b.env.Client(b.t), &oversold{release: make(chan struct{})}
+	sick, well := &claimsOf{base: b.env.Prefix + ":queue:{q/1.2}"}, &claimsOf{base: b.env.Prefix + ":queue:{q/2.2}"}
+	for _, p := range []*claimsOf{sick, well} {
+		p.down.Store(true)
+		rdb.AddHook(hookFunc(p.hook))
+	}
+	b.startOn(b.newQueue(rdb, b.opts...), func(ctx context.Context, m delayqueue.Message) error {
+		if o.running.Add(1) > int64(slots) {
+			o.tooMany.Store(true)
+		}
+		defer o.running.Add(-1)
+		select {
+		case <-o.release:
+			return h(ctx, m)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}, append(opts, delayqueue.WithConcurrency(slots))...)
+	redistest.Eventually(b.t, func() bool { return sick.failed.Load() > 1 && well.failed.Load() > 1 }, "claims fail, the second without slots")
+
+	fill := func(p *claimsOf, ids []string) []string {
+		for _, id := range ids {
+			b.enqueue(delayqueue.Job{ID: id})
+		}
+		p.down.Store(false)
+		return ids
+	}
+	sick.lossy.Store(true)
+	o.late = fill(sick, keylessIDs("sick", 0, slots))
+	redistest.Eventually(b.t, func() bool { return sick.lost.Load() > 0 }, "a reply is lost")
+	require.EqualValues(b.t, slots, b.inState()[1], "claimed, and nobody knows")
+	o.others = fill(well, keylessIDs("well", 1, slots))
+	redistest.Eventually(b.t, func() bool { return o.running.Load() == int64(slots) }, "they have the slots")
+	sick.lossy.Store(false)
+	o.release <- struct{}{}
+	return o
 }
 
 // A claim that was sent again brings more than there are slots for. What waits for a
 // slot must stay claimed: else it spends attempts, and dies, without ever having run.
 func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const slots, lease = 4, 500 * time.Millisecond
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		const lease = 500 * time.Millisecond
 		b := setup(t, env, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1))
-		rdb := env.Client(t)
-		node := &lostClaims{base: env.Prefix + ":queue:{q/1.2}"}
-		rdb.AddHook(node)
-		node.sick.Store(true)
-		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
-		sick := keylessIDs("sick", 0, slots)
-		for _, id := range sick {
-			b.enqueue(delayqueue.Job{ID: id, Delay: 300 * time.Millisecond})
-		}
-		time.Sleep(350 * time.Millisecond) // all are due at once
-		var running atomic.Int64
-		release := make(chan struct{})
 		var r ran
-		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1)), func(ctx context.Context, m delayqueue.Message) error {
-			running.Add(1)
-			defer running.Add(-1)
-			<-release
-			return r.handle(ctx, m)
-		}, delayqueue.WithConcurrency(slots), delayqueue.WithClaimLease(lease))
-		redistest.Eventually(t, func() bool { return node.lost.Load() > 0 }, "no reply was lost")
-		for _, id := range keylessIDs("well", 1, slots) {
-			b.enqueue(delayqueue.Job{ID: id})
-		}
-		redistest.Eventually(t, func() bool { return running.Load() == slots }, "they have the slots")
-		node.sick.Store(false)
-		release <- struct{}{} // a slot is free
+		o := b.claimsTooMany(4, r.handle, delayqueue.WithClaimLease(lease))
 		// Another worker, with slots to spare, looks after what dead workers have left.
-		b.startOn(b.newQueue(b.rdb, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1)), r.handle, delayqueue.WithClaimLease(lease))
+		b.startOn(b.newQueue(b.rdb, b.opts...), r.handle, delayqueue.WithClaimLease(lease))
 		time.Sleep(3 * lease)
-		close(release)
-		for _, id := range sick {
+		close(o.release)
+		for _, id := range o.late {
 			redistest.Eventually(t, func() bool { return b.status(id).State.Ended() }, "it has not ended")
 			s := b.status(id)
 			require.Equal(t, delayqueue.StateDone, s.State, "%s; runs: %v", s.Cause, r.ids())
@@ -292,7 +346,7 @@ func TestStop_GivesBackWhatALostClaimTook(t *testing.T) {
 			if err != nil || !isScript(cmd, "claim", env.Prefix+":queue:{q}") {
 				return err
 			}
-			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 && first.CompareAndSwap(false, true) {
+			if bringsMessages(cmd) && first.CompareAndSwap(false, true) {
 				cmd.SetErr(errors.New("i/o timeout"))
 				lost <- struct{}{}
 			}

@@ -74,15 +74,15 @@ func TestDemo_EndsWhenInterrupted(t *testing.T) {
 }
 
 // Each route shows what its policy is for.
-func TestTraffic_ShowsEachPolicy(t *testing.T) {
-	rdb := redistest.Embedded(t).Client(t)
+func TestTraffic_ShowsEachPolicy(t *testing.T) { redistest.InVirtualTime(t, showsEachPolicy) }
+
+func showsEachPolicy(t *testing.T, env *redistest.Env) {
+	rdb := env.Client(t)
 	cfg := config{requests: 600, clients: 24, beat: 20 * time.Millisecond}
 	board := newScoreboard("embedded", place{local: true})
 	service, err := newService(rdb, "demo", cfg.beat, board)
 	require.NoError(t, err)
-	server := httptest.NewServer(service.router)
-	drive(t.Context(), server.URL, cfg, board)
-	server.Close()
+	drive(t.Context(), toHandler{service.router}, "http://demo", cfg, board)
 	require.NoError(t, service.stop(t.Context()))
 
 	v := board.view()
@@ -102,6 +102,15 @@ func TestTraffic_ShowsEachPolicy(t *testing.T) {
 	require.InDelta(t, 0.75, share(ship[parked], ship[requests]), 0.2, "the first step runs, the others are parked: %+v", ship)
 	require.Equal(t, ship[parked], ship[replayed])
 	require.Zero(t, ship[refused])
+}
+
+// toHandler sends requests to a handler, without a network.
+type toHandler struct{ http.Handler }
+
+func (h toHandler) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result(), nil
 }
 
 func TestDemo_ServesTheConsole(t *testing.T) {

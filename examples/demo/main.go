@@ -94,7 +94,7 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 
 	showing, end := context.WithCancel(ctx)
 	var traffic sync.WaitGroup
-	traffic.Go(func() { defer end(); drive(ctx, at.url, cfg, board) })
+	traffic.Go(func() { defer end(); drive(ctx, &http.Transport{MaxIdleConnsPerHost: cfg.clients}, at.url, cfg, board) })
 	display(showing, out, cfg, board)
 	traffic.Wait()
 

@@ -26,10 +26,9 @@ type traffic struct {
 
 // drive has cfg.clients clients send cfg.requests requests, or without that as many as they
 // can until ctx ends. It returns when each has its answer, and what was parked was run.
-func drive(ctx context.Context, url string, cfg config, board *scoreboard) {
-	transport := &http.Transport{MaxIdleConnsPerHost: cfg.clients}
-	defer transport.CloseIdleConnections()
+func drive(ctx context.Context, transport http.RoundTripper, url string, cfg config, board *scoreboard) {
 	t := &traffic{ctx: ctx, client: &http.Client{Transport: transport, Timeout: 40 * time.Second}, url: url, config: cfg, board: board}
+	defer t.client.CloseIdleConnections()
 	t.orders.Store(1000)
 	var clients sync.WaitGroup
 	for i := range cfg.clients {

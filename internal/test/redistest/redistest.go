@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"reflect"
@@ -67,6 +68,7 @@ type Env struct {
 	Prefix string
 
 	embedded *embedded.Server
+	dial     func(ctx context.Context, network, addr string) (net.Conn, error) // nil: by Addr
 }
 
 // Each runs test on the embedded Redis and on a real one, in parallel with other
@@ -144,6 +146,9 @@ func (e *Env) Commands() int {
 // Client returns a go-redis client that is closed with the test.
 func (e *Env) Client(t testing.TB) *redis.Client {
 	t.Helper()
+	if e.dial != nil {
+		return Client(t, virtual(e.dial))
+	}
 	return Client(t, &redis.Options{Addr: e.Addr})
 }
 

@@ -1,0 +1,120 @@
+package redistest
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// InVirtualTime runs test in a bubble of testing/synctest, on an embedded Redis inside it: its clock moves only when everybody
+// waits, so that a busy machine makes nothing late. The Redis is reached by Env.Client alone.
+func InVirtualTime(t *testing.T, test func(t *testing.T, env *Env)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(30 * 365 * 24 * time.Hour) // from 2000 on: today's times in ms have 13 digits
+		m, stop := miniredis.NewMiniRedis(), make(chan struct{})
+		go func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+					m.FastForward(10 * time.Millisecond) // keys expire
+				}
+			}
+		}()
+		t.Cleanup(func() { // after the clients are closed
+			close(stop)
+			m.Close()
+		})
+		test(t, &Env{Prefix: prefix(), dial: func(context.Context, string, string) (net.Conn, error) {
+			conn, err := m.Dial()
+			if err != nil {
+				return nil, err
+			}
+			return newBuffered(conn), nil
+		}})
+	})
+}
+
+// buffered is one end of a pipe that takes what is written at once, as a socket does: at the other end Redis may be about to write
+// too.
+type buffered struct {
+	net.Conn
+	out    chan []byte
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newBuffered(conn net.Conn) *buffered {
+	b := &buffered{Conn: conn, out: make(chan []byte, 1000), closed: make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case piece := <-b.out:
+				_, _ = b.Conn.Write(piece)
+			case <-b.closed:
+				return
+			}
+		}
+	}()
+	return b
+}
+
+func (b *buffered) Write(piece []byte) (int, error) {
+	select {
+	case <-b.closed:
+		return 0, net.ErrClosed
+	case b.out <- bytes.Clone(piece):
+		return len(piece), nil
+	}
+}
+
+func (b *buffered) Close() error {
+	b.once.Do(func() { close(b.closed) })
+	return b.Conn.Close()
+}
+
+// Refuses returns a client, in a bubble, of a Redis that refuses connections.
+func Refuses(t testing.TB) *redis.Client {
+	t.Helper()
+	t.Cleanup(goRedisEnds)
+	return Client(t, virtual(func(context.Context, string, string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}))
+}
+
+// Silent returns a client, in a bubble, of a Redis that takes connections and never replies.
+func Silent(t testing.TB) *redis.Client {
+	t.Helper()
+	t.Cleanup(goRedisEnds)
+	return Client(t, virtual(func(context.Context, string, string) (net.Conn, error) {
+		near, far := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, far) }() // until the client closes its end
+		return near, nil
+	}))
+}
+
+// goRedisEnds waits until go-redis has given up what it does after its client was closed. In a bubble whose test has returned time
+// stands still.
+func goRedisEnds() { time.Sleep(time.Minute) }
+
+// virtual are the options of a client in a bubble.
+func virtual(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *redis.Options {
+	return &redis.Options{
+		Addr: "127.0.0.1:1", Dialer: dial,
+		PoolSize: 1000, // nobody waits for a connection: go-redis keeps the timers of those who did, and one of another bubble never fires
+		// They keep a mutex while they wait for Redis, and so the bubble's clock still.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+}
