@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -106,19 +105,16 @@ func (s *sample) addWaits(workers [][]time.Duration, d time.Duration) {
 	s.also[fair], s.also[starved] = fairness(counts)
 }
 
-// fairness is Jain's index of counts, and how many are under a hundredth of their share.
+// fairness is Jain's index of counts, not a number if all are 0, and how many are under a hundredth of their share.
 func fairness(counts []int) (jain, starved float64) {
 	var sum, squares float64
 	for _, n := range counts {
 		sum += float64(n)
 		squares += float64(n) * float64(n)
 	}
-	if sum == 0 {
-		return math.NaN(), float64(len(counts))
-	}
 	share := sum / float64(len(counts))
 	for _, n := range counts {
-		if float64(n) < share/100 {
+		if n == 0 || float64(n) < share/100 {
 			starved++
 		}
 	}
@@ -143,14 +139,13 @@ func (w *Worker) Contend(c Contest, waits *[][]time.Duration) error {
 	start := time.Now().Add(c.Start - monotonic())
 	time.AfterFunc(c.Start+c.For-monotonic(), cancel)
 	*waits = make([][]time.Duration, w.workers)
-	return together(w.workers, func(i int) (err error) {
+	return together(w.workers, func(i int) error {
 		time.Sleep(time.Until(start))
-		(*waits)[i], err = w.contend(ctx, c, start.Add(c.For))
-		return err
+		return try(func() { (*waits)[i] = w.contend(ctx, c, start.Add(c.For)) })
 	})
 }
 
-func (w *Worker) contend(ctx context.Context, c Contest, end time.Time) (waits []time.Duration, err error) {
+func (w *Worker) contend(ctx context.Context, c Contest, end time.Time) (waits []time.Duration) {
 	for {
 		began := time.Now()
 		h, err := w.lock(ctx, c.Key)
@@ -160,19 +155,13 @@ func (w *Worker) contend(ctx context.Context, c Contest, end time.Time) (waits [
 			if err == nil {
 				_ = h.Release(w.ctx)
 			}
-			return waits, nil
+			return waits
 		}
-		if err != nil {
-			return nil, fmt.Errorf("acquire: %w", err)
-		}
+		check(err)
 		w.shared.enter()
-		if c.Inside > 0 {
-			time.Sleep(c.Inside)
-		}
+		time.Sleep(c.Inside)
 		w.shared.leave()
-		if err := h.Release(w.ctx); err != nil {
-			return nil, fmt.Errorf("release: %w", err)
-		}
+		check(h.Release(w.ctx))
 	}
 }
 
@@ -182,68 +171,39 @@ func handOff(b *bench) {
 	all := b.startLocks(2, Target{Addr: b.server.addr, Workers: 1, Lease: leaseTime},
 		"token", "message", "message+fence", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
 	b.inRounds(all, 1, func(r *row, round int, s *sample) {
-		key := fmt.Sprintf("handoff:%s:%d", r.name, round)
-		h := HandOffs{Key: key, Most: 100, For: scale(b, 2*time.Second, 300*time.Millisecond)}
+		key, giver, taker := fmt.Sprintf("handoff:%s:%d", r.name, round), r.processes[:1], r.processes[1:]
 		b.shared.check(r.name, func() {
 			s.watch(b, func() {
-				given := ask[None](b, r.processes[:1], "Give", h, h.For)
-				s.took = must(ask[[]time.Duration](b, r.processes[1:], "Take", h, h.For)())[0]
-				must(given())
+				for end := time.Now().Add(scale(b, 2*time.Second, 300*time.Millisecond)); s.ops < 100 && time.Now().Before(end); s.ops++ {
+					must(ask[time.Duration](b, giver, "Take", key, 0)())
+					taken := ask[time.Duration](b, taker, "Take", key, 0)
+					// The taker has waited for a while that no rhythm of polling can be in step with.
+					given := must(ask[time.Duration](b, giver, "Give", 2*time.Millisecond+rand.N(10*time.Millisecond), 0)())
+					s.took = append(s.took, must(taken())[0]-given[0])
+					must(ask[time.Duration](b, taker, "Give", 0, 0)())
+				}
 			})
 		})
-		s.ops = len(s.took)
 	})
 	b.report("hand-off to one waiter in another process", all, []figure{p50, p99, p50.over("token"), scripts, commands},
 		atMost("perkey", p50.over("token"), 1.5), atMost("perkey", p50.over(bestPeer), 1))
 }
 
-// HandOffs are of one key, from the process that gives to the one that takes.
-type HandOffs struct {
-	Key  string
-	Most int64
-	For  time.Duration
+// Take acquires the key, and answers when it had it.
+func (w *Worker) Take(key string, at *time.Duration) (err error) {
+	if w.held, err = w.lock(w.ctx, key); err == nil {
+		*at = monotonic()
+		w.shared.enter()
+	}
+	return err
 }
 
-// ended is a hand-off that does not come.
-const ended = -1
-
-// Give acquires the key, and releases it when the taker has waited for a while
-// that no rhythm of polling can be in step with. The two tell each other in shared memory, so that nothing else runs.
-func (w *Worker) Give(h HandOffs, _ *None) error {
-	s := w.shared
-	defer s.held.Store(ended)
-	return try(func() {
-		end := time.Now().Add(h.For)
-		for i := int64(1); i <= h.Most && time.Now().Before(end); i++ {
-			held := must(w.lock(w.ctx, h.Key))
-			s.enter()
-			s.held.Store(i)
-			until(func() bool { return s.waiting.Load() >= i })
-			time.Sleep(2*time.Millisecond + rand.N(10*time.Millisecond))
-			s.leave()
-			s.released.Store(int64(monotonic()))
-			check(held.Release(w.ctx))
-			until(func() bool { return s.taken.Load() >= i })
-		}
-	})
-}
-
-// Take waits for each key that Give holds, and answers how long each hand-off took.
-func (w *Worker) Take(h HandOffs, took *[]time.Duration) error {
-	s := w.shared
-	return try(func() {
-		for i := int64(1); ; i++ {
-			until(func() bool { held := s.held.Load(); return held >= i || held == ended })
-			if s.held.Load() == ended {
-				return
-			}
-			s.waiting.Store(i)
-			held := must(w.lock(w.ctx, h.Key))
-			*took = append(*took, monotonic()-time.Duration(s.released.Load()))
-			s.enter()
-			s.leave()
-			check(held.Release(w.ctx))
-			s.taken.Store(i)
-		}
-	})
+// Give releases the key after a while, and answers when it began to. The answer
+// waits until the taker has the key, so that nothing else runs meanwhile.
+func (w *Worker) Give(after time.Duration, at *time.Duration) error {
+	defer time.Sleep(time.Millisecond)
+	time.Sleep(after)
+	w.shared.leave()
+	*at = monotonic()
+	return w.held.Release(w.ctx)
 }

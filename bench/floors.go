@@ -136,11 +136,16 @@ func newGroup(b *bench, t Target) lock {
 		calls <- c
 		<-c.done
 	}
-	b.cleanup(func() error { close(calls); return nil })
 	go func() {
 		ctx := context.Background() // a caller's ctx is one of many
-		for first := range calls {
-			batch := []call{first}
+		for {
+			var batch []call
+			select {
+			case first := <-calls:
+				batch = append(batch, first)
+			case <-b.ctx.Done(): // calls stays open: workers that hang may send yet
+				return
+			}
 			for len(calls) > 0 {
 				batch = append(batch, <-calls)
 			}
@@ -193,27 +198,19 @@ func (t *token) take(ctx context.Context, key string) error {
 			return err
 		}
 	}
-	for ctx.Err() == nil {
-		err := t.BLPop(ctx, time.Second, key).Err()
-		if !errors.Is(err, redis.Nil) {
-			return err
-		}
+	err := error(redis.Nil)
+	for errors.Is(err, redis.Nil) && ctx.Err() == nil {
+		err = t.BLPop(ctx, time.Second, key).Err()
 	}
-	return ctx.Err()
+	return err
 }
 
 func (t *token) pass(ctx context.Context, key string) error {
 	return t.RPush(ctx, key, "token").Err()
 }
 
-// cohortBudget is how long a process may hand the token from goroutine to
-// goroutine before it passes it on: short enough that four processes take turns
-// within two milliseconds.
-const cohortBudget = 250 * time.Microsecond
-
 // cohort is token behind a process's own queue. While the token is in the
-// process it goes to the next goroutine without Redis, until the budget
-// is spent. No lock that excludes processes can hand over faster.
+// process it goes to the next goroutine without Redis, for a while. No lock that excludes processes can hand over faster.
 type cohort struct { // of one key
 	*token
 	key     string
@@ -252,7 +249,8 @@ func (c *cohort) acquire(ctx context.Context) (lease, error) {
 }
 
 func (c *cohort) Release(ctx context.Context) (err error) {
-	if c.waiting.Load() == 0 || time.Since(c.since) >= cohortBudget {
+	// Four processes take turns within two milliseconds.
+	if c.waiting.Load() == 0 || time.Since(c.since) >= 250*time.Microsecond {
 		// The token is passed on first: who fetches it queues after those that wait.
 		c.hasToken = false
 		err = c.pass(ctx, c.key)
@@ -270,7 +268,17 @@ func newMessage(takeScript, tellScript string) func(*bench, Target) lock {
 		ctx, id, rdb := context.Background(), rand.Text(), b.client(t.Addr) // id names the channel
 		take, tell := script(takeScript), script(tellScript)
 		check(errors.Join(take.Load(ctx, rdb).Err(), tell.Load(ctx, rdb).Err()))
-		messages := subscribe(b, rdb, id)
+		sub, messages := rdb.Subscribe(b.ctx, id), make(chan struct{}, 1)
+		b.cleanup(sub.Close)
+		must(sub.Receive(b.ctx))
+		go func() {
+			for {
+				if _, err := sub.ReceiveMessage(b.ctx); err != nil {
+					return
+				}
+				messages <- struct{}{}
+			}
+		}()
 		return func(waits context.Context, key string) (lease, error) {
 			keys := []string{"told:" + key, "waits:" + key}
 			release := releaseFunc(func(context.Context) error {
@@ -292,24 +300,4 @@ func newMessage(takeScript, tellScript string) func(*bench, Target) lock {
 			}
 		}
 	}
-}
-
-// subscribe receives messages to a channel, and hands them on.
-func subscribe(b *bench, rdb *redis.Client, channel string) <-chan struct{} {
-	sub := rdb.Subscribe(b.ctx, channel)
-	b.cleanup(sub.Close)
-	must(sub.Receive(b.ctx))
-	messages := make(chan struct{}, 1)
-	go func() {
-		for {
-			msg, err := sub.ReceiveTimeout(b.ctx, 0)
-			if err != nil {
-				return
-			}
-			if _, ok := msg.(*redis.Message); ok {
-				messages <- struct{}{}
-			}
-		}
-	}()
-	return messages
 }

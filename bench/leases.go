@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"runtime"
 	"time"
 )
@@ -42,7 +41,6 @@ func leases(b *bench) {
 func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (all table) {
 	check(b.run(fmt.Sprintf("%d leases", n), func(b *bench) {
 		all = b.startLocks(1, Target{Addr: b.server.addr, Workers: 1, Lease: lease}, names...)
-		static := map[*row]values{} // what does not change meanwhile
 		keep := func(r *row, count int) Usage {
 			return must(ask[Usage](b, r.processes, "Keep", count, 40*time.Second)())[0]
 		}
@@ -51,13 +49,15 @@ func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (
 				keep(r, n/10) // for connections, whose buffers would count as the leases'
 				keep(r, 0)
 				few, full := keep(r, n/10), keep(r, n)
-				static[r] = values{
-					heap: (full.Heap - few.Heap) / float64(n-n/10), goroutines: full.Goroutines, more: full.Goroutines - few.Goroutines,
+				for range periods { // what does not change meanwhile
+					r.rounds = append(r.rounds, values{
+						heap: (full.Heap - few.Heap) / float64(n-n/10), goroutines: full.Goroutines, more: full.Goroutines - few.Goroutines,
+					})
 				}
 			})
 		}
 		check(pause(b.ctx, lease)) // the first renewals are over, and spread as they will be
-		for range periods {
+		for i := range periods {
 			redis, cpu := b.server.cpu(b.ctx), map[*row]time.Duration{}
 			for _, r := range all {
 				cpu[r] = cpuTime(r.processes[0].Pid)
@@ -65,13 +65,10 @@ func (b *bench) keep(n int, lease time.Duration, periods int, names ...string) (
 			check(pause(b.ctx, lease))
 			redis = b.server.cpu(b.ctx) - redis
 			for _, r := range all {
-				if r.remark != "" {
-					continue
+				if r.remark == "" {
+					r.rounds[i][cpuPerMin] = (cpuTime(r.processes[0].Pid) - cpu[r]).Seconds() / lease.Minutes()
+					r.rounds[i][ofRedisCore] = 100 * redis.Seconds() / lease.Seconds()
 				}
-				round := maps.Clone(static[r])
-				round[cpuPerMin] = (cpuTime(r.processes[0].Pid) - cpu[r]).Seconds() / lease.Minutes()
-				round[ofRedisCore] = 100 * redis.Seconds() / lease.Seconds()
-				r.rounds = append(r.rounds, round)
 			}
 		}
 		for _, r := range all {

@@ -98,10 +98,10 @@ func (s *section) visit() error {
 // pass acquires the key, visits, and releases it.
 func (s *section) pass(ctx context.Context, l lock) error {
 	h, err := l(ctx, s.key)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.visit()
 	}
-	if err := s.visit(); err != nil {
+	if err != nil {
 		return err
 	}
 	return h.Release(ctx)
@@ -153,12 +153,9 @@ func newRedsync(b *bench, t Target) lock {
 	}
 }
 
-// newRueidislock hears of releases by client-side caching.
-// NOLOOP is on, as its README advises for Redis from 7.0.5 on. Its default is a majority
-// of 2 of 3 keys; for a single Redis the README advises 1.
-//
-// A try gets a second in place of 20 ms: on a busy machine a call whose try took
-// longer was seen to wait for good while its key was free.
+// newRueidislock hears of releases by client-side caching. NOLOOP is on, as its README advises.
+// Its default is a majority of 2 of 3 keys; for a single Redis the README advises 1. A try gets a second
+// in place of 20 ms: on a busy machine a call whose try took longer was seen to wait for good.
 func newRueidislock(majority int32) func(*bench, Target) lock {
 	return func(b *bench, t Target) lock {
 		l := must(rueidislock.NewLocker(rueidislock.LockerOption{

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
@@ -65,6 +66,7 @@ type bench struct {
 }
 
 func main() {
+	slog.SetLogLoggerLevel(slog.LevelError) // not that the message of a killed worker runs again
 	if os.Getenv(workerVar) != "" {
 		serveWorker()
 		return
@@ -86,7 +88,8 @@ func main() {
 func (b *bench) all(only, addr string) {
 	b.shared, b.sharedFile = newShared()
 	b.server = b.openServer(addr)
-	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), b.server.version, b.server.addr)
+	version := must(b.server.admin.InfoMap(b.ctx, "server").Result())["Server"]["redis_version"]
+	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), version, b.server.addr)
 	start := time.Now()
 	errs := []error{b.run("round trips", roundTrips)}
 	for _, s := range scenarios {
@@ -94,7 +97,7 @@ func (b *bench) all(only, addr string) {
 			errs = append(errs, b.run(s.name, s.run))
 		}
 	}
-	b.printBars()
+	printTable("what perkey must reach", *b.bars, 0)
 	fmt.Printf("\nin %v\n", time.Since(start).Round(time.Second))
 	check(errors.Join(append(errs, context.Cause(b.ctx))...))
 }

@@ -11,11 +11,7 @@ import (
 	"time"
 )
 
-const (
-	rounds = 5
-	// turnLimit is for implementations that hang: a turn takes a fraction of a second.
-	turnLimit = 10 * time.Second
-)
+const rounds = 5
 
 // figure is something that is measured in each round.
 type figure struct {
@@ -64,14 +60,6 @@ type row struct {
 	server    *server
 }
 
-func (r *row) each(f figure) []float64 {
-	all := make([]float64, len(r.rounds))
-	for i, round := range r.rounds {
-		all[i] = round[f]
-	}
-	return all
-}
-
 type table []*row
 
 func newTable(names ...string) (all table) {
@@ -103,12 +91,16 @@ func (all table) base(f figure) *row {
 // value is the median over the rounds, and not a number if there is none. Rows are compared round by round: what slowed
 // a round down slowed both.
 func (all table) value(r *row, f figure) float64 {
-	each := r.each(f.over(""))
+	var base *row
 	if f.base != "" {
-		base := all.base(f).each(f.over(""))
-		each = each[:min(len(each), len(base))]
-		for i := range each {
-			each[i] /= base[i]
+		base = all.base(f)
+	}
+	var each []float64
+	for i, round := range r.rounds {
+		if base == nil {
+			each = append(each, round[f])
+		} else if i < len(base.rounds) {
+			each = append(each, round[f.over("")]/base.rounds[i][f.over("")])
 		}
 	}
 	slices.Sort(each)
@@ -173,11 +165,9 @@ func (r *row) try(f func()) {
 	if r.remark != "" {
 		return
 	}
-	err := try(f)
-	if errors.Is(err, errBroken) {
+	if err := try(f); errors.Is(err, errBroken) {
 		check(err)
-	}
-	if err != nil {
+	} else if err != nil {
 		r.remark = err.Error()
 	}
 }
@@ -232,7 +222,8 @@ func (b *bench) turn(r *row, n size, s *sample) {
 				return nil
 			})
 		}()
-		check(must(receive(b.ctx, done, turnLimit, "a turn does not end"))) // then its workers are left behind
+		// It takes a fraction of a second, unless an implementation hangs: then its workers are left behind.
+		check(must(receive(b.ctx, done, 10*time.Second, "a turn does not end")))
 		s.elapsed += time.Since(start)
 	})
 	s.took, s.ops = append(s.took, took...), s.ops+len(took)

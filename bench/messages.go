@@ -13,8 +13,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// enqueue is 16 producers that enqueue one small job after the other, which
-// nobody works on.
+// enqueue is 16 producers of small jobs, which nobody works on.
 func enqueue(b *bench) {
 	all := newTable("raw", "asynq", "perkey")
 	for _, r := range all {
@@ -25,24 +24,20 @@ func enqueue(b *bench) {
 		atLeast("perkey", perSecond.over("asynq"), 1.3))
 }
 
-// drain is one worker that finds a queue full of messages that are due, and
-// whose 16 handlers do nothing.
+// drain is one worker, whose 16 handlers do nothing, on a queue full of due messages.
 func drain(b *bench) {
-	n := scale(b, 50_000, 5000)
-	b.drain(fmt.Sprintf("queue, %d due messages", n), n, nil, 4, "raw", "asynq", "asynq-100ms", "perkey")
+	b.drain("", func(int) string { return "" }, 4, "raw", "asynq", "asynq-100ms", "perkey")
 }
 
-// drainKeys is the same with messages of perkey that each run under the lock of their key,
-// and in its order, beside a queue that has neither.
+// drainKeys is the same with keys: perkey runs each message under its key's lock, and in order.
 func drainKeys(b *bench) {
-	n := scale(b, 50_000, 5000)
-	title := fmt.Sprintf("queue, %d due messages, perkey's of %d keys, locked and in order", n, keyCount)
-	b.drain(title, n, func(number int) string { return fmt.Sprintf("key:%d", keyOf(number)) }, 2, "asynq", "perkey")
+	key := func(number int) string { return fmt.Sprintf("key:%d", keyOf(number)) }
+	b.drain(fmt.Sprintf(", perkey's of %d keys, locked and in order", keyCount), key, 2, "asynq", "perkey")
 }
 
 // drain fills queues and has them emptied.
-func (b *bench) drain(title string, n int, key func(number int) string, bar float64, names ...string) {
-	all := newTable(names...)
+func (b *bench) drain(variant string, key func(number int) string, bar float64, names ...string) {
+	all, n := newTable(names...), scale(b, 50_000, 5000)
 	b.inRounds(all, 1, func(r *row, _ int, s *sample) {
 		t := newTracker(n)
 		check(b.run(r.name, func(b *bench) {
@@ -55,28 +50,23 @@ func (b *bench) drain(title string, n int, key func(number int) string, bar floa
 				s.elapsed = time.Since(start)
 			})
 		}))
-		if broken := t.broken.Load(); key != nil && r.name == "perkey" && broken > 0 {
+		if broken := t.broken.Load(); key(0) != "" && r.name == "perkey" && broken > 0 {
 			check(fmt.Errorf("%w: %d messages out of order, or beside another of their key", errBroken, broken))
 		}
 		s.ops = n
 	})
-	b.report(title, all, []figure{perSecond, perSecond.over("asynq"), clientCPU, redisCPU, scripts, commands},
-		atLeast("perkey", perSecond.over("asynq"), bar))
+	b.report(fmt.Sprintf("queue, %d due messages%s", n, variant), all,
+		[]figure{perSecond, perSecond.over("asynq"), clientCPU, redisCPU, scripts, commands}, atLeast("perkey", perSecond.over("asynq"), bar))
 }
 
-// fill enqueues n messages, those of a key in their order. Without key they have none.
+// fill enqueues n messages, those of a key in their order.
 func (b *bench) fill(q queue, n int, key func(number int) string) error {
 	return together(queueWorkers, func(w int) error {
 		for i := range n {
-			if keyOf(i)%queueWorkers != w {
-				continue
-			}
-			m := queued{number: i}
-			if key != nil {
-				m.key = key(i)
-			}
-			if err := q.enqueue(b.ctx, m); err != nil {
-				return err
+			if keyOf(i)%queueWorkers == w {
+				if err := q.enqueue(b.ctx, queued{number: i, key: key(i)}); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -87,8 +77,7 @@ const keyCount = 1000
 
 func keyOf(number int) int { return number % keyCount }
 
-// tracker sees every message once, and whether those of a key overlap or come
-// out of order.
+// tracker counts messages, and those of a key that overlap or are out of order.
 type tracker struct {
 	left   atomic.Int64
 	done   chan struct{} // closed: none is left
@@ -116,22 +105,17 @@ func (t *tracker) handle(number int) {
 	}
 }
 
-// latePace is the time between two messages, and lateMost the longest delay.
-const (
-	latePace = 2 * time.Millisecond
-	lateMost = 2 * time.Second
-)
-
 var early = figure{name: "% early", digits: 1, worst: true}
 
 // lateness is how long after their time messages start that have random delays. They are enqueued at a steady pace while a
 // worker is idle but for them. A message is due its delay after Enqueue is called: the time until Redis has it counts as late.
 func lateness(b *bench) {
+	const pace, longestDelay = 2 * time.Millisecond, 2 * time.Second
 	// asynq's delays are up to 6 s.
 	all := newTable(scale(b, []string{"asynq", "asynq-100ms", "perkey"}, []string{"asynq-100ms", "perkey"})...)
 	d := scale(b, 10*time.Second, time.Second)
 	b.inRounds(all, 1, func(r *row, _ int, s *sample) {
-		s.ops = int(d / latePace)
+		s.ops = int(d / pace)
 		s.took = make([]time.Duration, s.ops)
 		check(b.run(r.name, func(b *bench) {
 			q, due, t := b.openQueue(r.name, r.name, claimLease), make([]time.Time, s.ops), newTracker(s.ops)
@@ -141,18 +125,18 @@ func lateness(b *bench) {
 			})
 			start := time.Now()
 			for i := range due {
-				time.Sleep(time.Until(start.Add(time.Duration(i) * latePace)))
-				delay := time.Duration(rand.N(lateMost.Milliseconds())+1) * time.Millisecond
+				time.Sleep(time.Until(start.Add(time.Duration(i) * pace)))
+				delay := time.Duration(rand.N(longestDelay.Milliseconds())+1) * time.Millisecond
 				due[i] = time.Now().Add(delay)
 				check(q.enqueue(b.ctx, queued{number: i, delay: delay}))
 			}
-			must(receive(b.ctx, t.done, lateMost+20*time.Second, "not all messages started"))
+			must(receive(b.ctx, t.done, longestDelay+20*time.Second, "not all messages started"))
 		}))
 		slices.Sort(s.took)
 		onTime, _ := slices.BinarySearch(s.took, 0)
 		s.also = values{early: 100 * float64(onTime) / float64(s.ops)}
 	})
-	title := fmt.Sprintf("queue, start after due, %d messages/s at delays up to %v, for %v", time.Second/latePace, lateMost, d)
+	title := fmt.Sprintf("queue, start after due, %d messages/s at delays up to %v, for %v", time.Second/pace, longestDelay, d)
 	b.report(title, all, []figure{p50, p99, longest, early}, atMost("perkey", p99, 10e6), atMost("perkey", early, 0))
 }
 
@@ -162,38 +146,31 @@ func lateness(b *bench) {
 func redeliver(b *bench) {
 	lease := scale(b, claimLease, 2*time.Second)
 	all := newTable(scale(b, []string{"asynq", "perkey"}, []string{"perkey"})...) // asynq takes minutes
-	waits := make([]func() time.Duration, len(all)*rounds)
-	for i := range waits {
-		// A claim is renewed every now and then: no two are at the same point when they are killed.
-		waits[i] = b.redeliver(all[i/rounds].name, fmt.Sprintf("redeliver-%d", i), lease, time.Duration(i+1)*lease/15)
-	}
-	for i, wait := range waits {
-		r, took := all[i/rounds], float64(wait())
-		r.rounds = append(r.rounds, values{p50: took, longest: took})
+	took := make([]float64, len(all)*rounds)
+	check(together(len(took), func(i int) error {
+		name, implementation := fmt.Sprintf("redeliver-%d", i), all[i/rounds].name
+		t := Target{Name: implementation, Addr: b.server.addr, Lease: lease, Queue: prefix + name}
+		return b.run(implementation, func(b *bench) {
+			q := b.openQueue(implementation, name, lease)
+			check(q.enqueue(b.ctx, queued{}))
+			owner := b.start(1)
+			must(ask[None](b, owner, "Claim", t, 0)())
+			started := make(chan time.Time, 9) // it runs at least once
+			q.work(b, func(int) { started <- time.Now() })
+			// A claim is renewed every now and then: no two are at the same point when they are killed.
+			check(pause(b.ctx, time.Duration(i+1)*lease/15))
+			killed := time.Now()
+			check(owner[0].Kill())
+			again := must(receive(b.ctx, started, scale(b, 4*time.Minute, 3*lease), "its message did not run again"))
+			took[i] = float64(again.Sub(killed))
+		})
+	}))
+	for i, ns := range took {
+		r := all[i/rounds]
+		r.rounds = append(r.rounds, values{p50: ns, longest: ns})
 	}
 	title := fmt.Sprintf("queue, kill -9 of a worker with a claim of %v, until it runs again", lease)
 	b.report(title, all, []figure{p50, longest}, atMost("perkey", longest, float64(lease+time.Second)))
-}
-
-// redeliver has a process claim the one message of a queue, which is killed after a while, and another worker wait for it.
-// It returns how to wait for how long that took.
-func (b *bench) redeliver(implementation, name string, lease, after time.Duration) (wait func() time.Duration) {
-	q := b.openQueue(implementation, name, lease)
-	check(q.enqueue(b.ctx, queued{}))
-	owner := b.start(1)
-	t := Target{Name: implementation, Addr: b.server.addr, Lease: lease, Queue: prefix + name}
-	must(ask[None](b, owner, "Claim", t, 0)())
-	started := make(chan time.Time, 9) // it runs at least once
-	q.work(b, func(int) { started <- time.Now() })
-	killed := make(chan time.Time, 1)
-	time.AfterFunc(after, func() {
-		killed <- time.Now()
-		_ = owner[0].Kill()
-	})
-	return func() time.Duration {
-		at := must(receive(b.ctx, started, after+scale(b, 4*time.Minute, 3*lease), implementation+"'s message did not run again"))
-		return at.Sub(<-killed)
-	}
 }
 
 // Claim works on a queue with a handler that never comes back.

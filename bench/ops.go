@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -33,8 +35,8 @@ func listed(b *bench) {
 	l := b.openPerkey()
 
 	var on atomic.Bool
-	ended := make(chan error, 1)
-	go func() { // lists all keys, again and again, while on
+	var lister errgroup.Group
+	lister.Go(func() error { // lists all keys, again and again, while on
 		page, err := &core.KeyPage{}, error(nil)
 		for err == nil {
 			if on.Load() {
@@ -43,8 +45,12 @@ func listed(b *bench) {
 				err = pause(b.ctx, time.Millisecond)
 			}
 		}
-		ended <- err
-	}()
+		if b.ctx.Err() != nil {
+			err = nil
+		}
+		return err
+	})
+	b.cleanup(lister.Wait)
 	while := func(name string, listing bool) *row {
 		r := pairs(name, acquire(l), 1)
 		pair := r.op
@@ -57,11 +63,6 @@ func listed(b *bench) {
 	all := table{while("alone", false), while("beside List", true)}
 	b.compare("uncontended, beside a million keys of others, while List goes through them", all, "alone",
 		size{1, scale(b, 20, 4), 1000}, atMost("beside List", p99.over("alone"), 1.3))
-	select {
-	case err := <-ended:
-		check(err)
-	default:
-	}
 }
 
 // line is one goroutine that looks at the first 100 of the 1,000 messages of a key, among 100,000.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/rpc"
@@ -12,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,6 +23,7 @@ type Worker struct {
 	*bench  // opens what is asked for, and closes nothing
 	lock    lock
 	workers int
+	held    lease    // of a hand-off
 	keys    []string // of leases
 	leases  []lease
 }
@@ -37,7 +38,8 @@ type conn struct {
 }
 
 func serveWorker() {
-	b := &bench{ctx: context.Background(), shared: mapShared(os.NewFile(sharedFD, "shared"))}
+	// The parent's ExtraFiles begin at 3.
+	b := &bench{ctx: context.Background(), shared: mapShared(os.NewFile(3, "shared"))}
 	check(rpc.Register(&Worker{bench: b}))
 	rpc.ServeConn(conn{os.Stdin, os.Stdout})
 }
@@ -96,48 +98,25 @@ const grace = 6 * time.Second
 
 // ask asks each process for something that takes that long, and returns how to wait for their answers.
 func ask[Answer any](b *bench, processes []process, method string, args any, long time.Duration) (wait func() ([]Answer, error)) {
-	answers, done := make([]Answer, len(processes)), make(chan *rpc.Call, len(processes))
+	answers, group := make([]Answer, len(processes)), new(errgroup.Group)
 	for i, p := range processes {
-		p.Go("Worker."+method, args, &answers[i], done)
-	}
-	return func() ([]Answer, error) {
-		for range processes {
+		done := p.Go("Worker."+method, args, &answers[i], nil).Done
+		group.Go(func() error {
 			call, err := receive(b.ctx, done, long+grace, "no answer")
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if call.Error != nil {
-				return nil, call.Error
-			}
-		}
-		return answers, nil
+			return call.Error
+		})
 	}
-}
-
-// until waits for another process.
-func until(ready func() bool) {
-	for end := time.Now().Add(grace / 2); !ready(); time.Sleep(200 * time.Microsecond) {
-		if time.Now().After(end) {
-			check(errors.New("hangs: the other process is not ready"))
-		}
-	}
+	return func() ([]Answer, error) { return answers, group.Wait() }
 }
 
 // shared is memory that all processes of a run share: they check one another without Redis.
 type shared struct {
 	inside   atomic.Int64 // who is in the section now
 	overlaps atomic.Int64 // entries that met somebody inside
-	_        [48]byte     // the rest is not in that cache line
-
-	// Of hand-offs, which are counted from 1.
-	held     atomic.Int64 // the giver holds the key of this one
-	waiting  atomic.Int64 // the taker asks for it
-	released atomic.Int64 // when the giver began to release, in ns of monotonic
-	taken    atomic.Int64 // the taker had it, and released it
 }
-
-// sharedFD is the file of that memory in a worker process.
-const sharedFD = 3
 
 // newShared returns the memory, and its file, which no folder has.
 func newShared() (*shared, *os.File) {
@@ -163,9 +142,8 @@ func (s *shared) leave() { s.inside.Add(-1) }
 
 // check runs f, and ends the run if two had one key meanwhile.
 func (s *shared) check(name string, f func()) {
-	for _, word := range []*atomic.Int64{&s.inside, &s.overlaps, &s.held, &s.waiting, &s.released, &s.taken} {
-		word.Store(0)
-	}
+	s.inside.Store(0)
+	s.overlaps.Store(0)
 	f()
 	if n := s.overlaps.Load(); n > 0 {
 		check(fmt.Errorf("%w: %s let %d in while another was inside", errBroken, name, n))

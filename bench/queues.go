@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"log/slog"
-	"os"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -62,9 +60,6 @@ func (b *bench) openQueue(implementation, name string, lease time.Duration) queu
 	return queues[implementation](b, Target{Addr: b.server.addr, Lease: lease, Queue: prefix + name})
 }
 
-// rawClaims is how many messages the floor claims at once.
-const rawClaims = 256
-
 // rawQueue is the floor: what a team writes by hand that knows Redis. A sorted
 // set of ids, a hash of payloads, and a script that claims a batch; the end of one
 // batch and the claim of the next share a round trip. It polls. No retries, no
@@ -82,7 +77,7 @@ func newRawQueue(b *bench, t Target) queue {
 	check(claimScript.Load(b.ctx, q.Client).Err()) // a pipeline cannot try again
 	work := func(b *bench, handle func(int)) {
 		ended := make(chan error, 1)
-		go func() { ended <- q.work(b.ctx, handle) }()
+		go func() { ended <- try(func() { q.work(b.ctx, handle) }) }()
 		b.cleanup(func() error { return <-ended })
 	}
 	return queue{enqueue: q.enqueue, work: work}
@@ -97,14 +92,11 @@ func (q *rawQueue) enqueue(ctx context.Context, m queued) error {
 	return err
 }
 
-func (q *rawQueue) work(ctx context.Context, handle func(int)) error {
-	var done []string
+func (q *rawQueue) work(ctx context.Context, handle func(int)) {
+	var ids, payloads []string
 	for ctx.Err() == nil {
-		ids, payloads, err := q.claim(done, rawClaims)
-		if err != nil {
-			return err
-		}
-		if done = ids; len(ids) == 0 {
+		ids, payloads = q.claim(ids, 256)
+		if len(ids) == 0 {
 			_ = pause(ctx, pollEvery)
 		}
 		_ = together(min(queueWorkers, len(payloads)), func(worker int) error {
@@ -114,12 +106,11 @@ func (q *rawQueue) work(ctx context.Context, handle func(int)) error {
 			return nil
 		})
 	}
-	_, _, err := q.claim(done, 0)
-	return err
+	q.claim(ids, 0)
 }
 
 // claim ends what is done, and claims up to n more.
-func (q *rawQueue) claim(done []string, n int) (ids, payloads []string, err error) {
+func (q *rawQueue) claim(done []string, n int) (ids, payloads []string) {
 	ctx := context.Background()
 	pipe := q.Pipeline()
 	if len(done) > 0 {
@@ -127,21 +118,15 @@ func (q *rawQueue) claim(done []string, n int) (ids, payloads []string, err erro
 		pipe.HDel(ctx, q.payloads, done...)
 	}
 	claim := claimScript.EvalSha(ctx, pipe, []string{q.due, q.payloads}, n, q.lease.Milliseconds())
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, nil, err
+	must(pipe.Exec(ctx))
+	var claimed [2][]string
+	for i, part := range must(claim.Slice()) { // none, or two
+		for _, v := range part.([]any) {
+			claimed[i] = append(claimed[i], v.(string))
+		}
 	}
-	reply, err := claim.Slice()
-	if err != nil || len(reply) == 0 {
-		return nil, nil, err
-	}
-	for i, id := range reply[0].([]any) {
-		ids, payloads = append(ids, id.(string)), append(payloads, reply[1].([]any)[i].(string))
-	}
-	return ids, payloads, nil
+	return claimed[0], claimed[1]
 }
-
-// quietLog leaves out that a killed worker's message runs again.
-var quietLog = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 
 // newPerkeyQueue keeps the queue's defaults, such as a record of what is done for
 // an hour; but for its bounds, which must not end a run.
@@ -157,7 +142,7 @@ func newPerkeyQueue(b *bench, t Target) queue {
 		w := must(delayqueue.NewWorker(q, locker, func(_ context.Context, m delayqueue.Message) error {
 			handle(numberOf(m.Payload))
 			return nil
-		}, delayqueue.WithConcurrency(queueWorkers), delayqueue.WithClaimLease(t.Lease), delayqueue.WithLogger(quietLog)))
+		}, delayqueue.WithConcurrency(queueWorkers), delayqueue.WithClaimLease(t.Lease)))
 		check(w.Start())
 		b.cleanup(func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -176,11 +161,7 @@ func newAsynq(every time.Duration) func(*bench, Target) queue {
 		rdb := b.client(t.Addr)
 		client := asynq.NewClientFromRedisClient(rdb)
 		enqueue := func(ctx context.Context, m queued) error {
-			opts := []asynq.Option{asynq.Queue(t.Queue)}
-			if m.delay > 0 {
-				opts = append(opts, asynq.ProcessIn(m.delay))
-			}
-			_, err := client.EnqueueContext(ctx, asynq.NewTask("bench", m.payload()), opts...)
+			_, err := client.EnqueueContext(ctx, asynq.NewTask("bench", m.payload()), asynq.Queue(t.Queue), asynq.ProcessIn(m.delay))
 			return err
 		}
 		work := func(b *bench, handle func(int)) {

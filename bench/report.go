@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"time"
 )
 
 func (f figure) head() string {
@@ -32,14 +31,13 @@ func (f figure) text(v float64) string {
 
 // duration prints nanoseconds with three digits.
 func duration(ns float64) string {
-	switch d := time.Duration(ns).Abs(); {
-	case d < time.Millisecond:
+	switch size := math.Abs(ns); {
+	case size < 1e6:
 		return fmt.Sprintf("%.3gµs", ns/1e3)
-	case d < time.Second:
+	case size < 1e9:
 		return fmt.Sprintf("%.3gms", ns/1e6)
-	default:
-		return fmt.Sprintf("%.3gs", ns/1e9)
 	}
+	return fmt.Sprintf("%.3gs", ns/1e9)
 }
 
 // bar is what a row must reach.
@@ -87,8 +85,6 @@ func (b *bench) require(title string, all table, bars ...bar) {
 			outcome, title, r.name, f.head(), f.text(got), bar.sign, f.text(bar.limit), measured))
 	}
 }
-
-func (b *bench) printBars() { printTable("what perkey must reach", *b.bars, 0) }
 
 // printTable prints lines whose cells are between tabs.
 func printTable(title string, lines []string, flags uint) {

@@ -19,7 +19,6 @@ import (
 // server is a Redis that is measured.
 type server struct {
 	addr    string
-	version string
 	admin   *redis.Client // for INFO, between measurements
 	process *os.Process   // nil: not ours
 }
@@ -36,8 +35,9 @@ func (b *bench) openServer(addr string) *server {
 			"--dir", os.TempDir(), "--save", "", "--appendonly", "no"))
 	}
 	s.admin = b.client(s.addr)
-	until(func() bool { return s.admin.Ping(b.ctx).Err() == nil }) // it may be starting
-	s.version = must(s.admin.InfoMap(b.ctx, "server").Result())["Server"]["redis_version"]
+	for end := time.Now().Add(grace); s.admin.Ping(b.ctx).Err() != nil && time.Now().Before(end); { // it may be starting
+		time.Sleep(time.Millisecond)
+	}
 	return s
 }
 
@@ -136,33 +136,29 @@ func (b *bench) farFrom(target string, oneWay time.Duration) string {
 	return ln.Addr().String()
 }
 
-// chunk is bytes on their way.
-type chunk struct {
-	due   time.Duration
-	bytes []byte
-}
-
 // carry takes what from sends until it ends.
 func carry(from, to net.Conn, oneWay time.Duration) {
-	chunks := make(chan chunk, 1000)
-	go deliver(to, chunks)
+	type chunk struct {
+		due   time.Duration
+		bytes []byte
+	}
+	chunks := make(chan chunk, 1000) // on their way
+	defer close(chunks)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread() // else the thread ends, and with it the processes that it started
+		for c := range chunks {
+			sleepUntil(c.due)
+			_, _ = to.Write(c.bytes)
+		}
+		_ = to.Close()
+	}()
 	for {
 		buf := make([]byte, 16<<10)
 		n, err := from.Read(buf)
 		if err != nil {
-			close(chunks)
 			return
 		}
 		chunks <- chunk{monotonic() + oneWay, buf[:n]}
 	}
-}
-
-func deliver(to net.Conn, chunks <-chan chunk) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread() // else the thread ends, and with it the processes that it started
-	for c := range chunks {
-		sleepUntil(c.due)
-		_, _ = to.Write(c.bytes)
-	}
-	_ = to.Close()
 }

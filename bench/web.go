@@ -17,28 +17,21 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// frameworks that services are built with. Each serves POST /orders/{id} behind a guard.
+// frameworks that services are built with. Each serves POST /orders/{id}.
 var frameworks = []struct {
 	name  string
-	serve func(g guard, visit func(order string)) http.Handler
+	serve func(route) http.Handler
 }{
 	{"net/http", serveNetHTTP},
 	{"gin", serveGin},
 	{"echo", serveEcho},
 }
 
-// guard is how the route is guarded. It has one of these, or none.
-type guard struct {
-	byHand lock            // in the middleware that a team writes
-	perkey *core.Guard     // in perkey's
-	routes httplock.Routes // perkey's configuration has others, and not this one
-}
-
-// around is what the middleware of a team does. Nobody else wants the key: an error ends the connection, and the run.
-func (g guard) around(ctx context.Context, order string, handler func()) {
-	h := must(g.byHand(ctx, "order:"+order))
-	defer func() { check(h.Release(context.WithoutCancel(ctx))) }()
-	handler()
+// route is what is served. A guard that a team writes by hand is in its handler.
+type route struct {
+	handle func(ctx context.Context, order string)
+	guard  *core.Guard     // perkey's
+	others httplock.Routes // perkey's configuration has others, and not this one
 }
 
 // noRoutes has no route.
@@ -58,17 +51,27 @@ func web(b *bench) {
 			check(b.run(f.name, func(b *bench) {
 				all := newTable("raw", "group", "redislock", "perkey", "unguarded", "beside guarded routes")
 				for _, r := range all {
-					var g guard
+					orders := newSections(connections, r.name+":order")
+					var byHand lock
+					var served route
 					switch r.name {
 					case "unguarded":
 					case "perkey":
-						g.perkey = b.openPerkey().Guard(core.RejectConflicts)
+						served.guard = b.openPerkey().Guard(core.RejectConflicts)
 					case "beside guarded routes":
-						g.routes = noRoutes{}
+						served.others = noRoutes{}
 					default:
-						g.byHand = b.openLock(r.name, connections)
+						byHand = b.openLock(r.name, connections)
 					}
-					r.op = b.requests(connections, func(visit func(order string)) http.Handler { return f.serve(g, visit) })
+					served.handle = func(ctx context.Context, order string) {
+						s := &orders[must(strconv.Atoi(order))]
+						if byHand == nil {
+							check(s.visit())
+						} else { // nobody else wants the key: an error ends the connection, and the run
+							check(s.pass(ctx, byHand))
+						}
+					}
+					r.op = b.requests(connections, f.serve(served))
 				}
 				b.compare(fmt.Sprintf("%s, distinct keys, connections: %d", f.name, connections), all, "raw",
 					size{connections, scale(b, 20, 3), max(20, 250/connections)}, bars[connections]...)
@@ -77,10 +80,9 @@ func web(b *bench) {
 	}
 }
 
-// requests serves a route until the scenario ends, and returns the request that one of its clients makes.
-func (b *bench) requests(connections int, serve func(visit func(order string)) http.Handler) func(context.Context, int) error {
-	orders := newSections(connections, "order")
-	srv := httptest.NewServer(serve(func(order string) { check(orders[must(strconv.Atoi(order))].visit()) }))
+// requests serves until the scenario ends, and returns the request that one of the clients makes.
+func (b *bench) requests(connections int, handler http.Handler) func(context.Context, int) error {
+	srv := httptest.NewServer(handler)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}}
 	b.cleanup(func() error {
 		client.CloseIdleConnections()
@@ -105,62 +107,48 @@ func (b *bench) requests(connections int, serve func(visit func(order string)) h
 	}
 }
 
-func serveNetHTTP(g guard, visit func(order string)) http.Handler {
-	var route http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		visit(r.PathValue("id"))
+func serveNetHTTP(r route) http.Handler {
+	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.handle(req.Context(), req.PathValue("id"))
 		_, _ = w.Write([]byte("paid"))
 	})
-	switch handler := route; {
-	case g.byHand != nil:
-		route = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			g.around(r.Context(), r.PathValue("id"), func() { handler.ServeHTTP(w, r) })
-		})
-	case g.perkey != nil:
-		route = httplock.PerKey(g.perkey, httplock.Param("order:", "id"))(handler)
+	if r.guard != nil {
+		handler = httplock.PerKey(r.guard, httplock.Param("order:", "id"))(handler)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /orders/{id}", route)
-	if g.routes != nil {
-		return httplock.FromConfig(g.routes)(mux)
+	mux.Handle("POST /orders/{id}", handler)
+	if r.others != nil {
+		return httplock.FromConfig(r.others)(mux)
 	}
 	return mux
 }
 
-func serveGin(g guard, visit func(order string)) http.Handler {
+func serveGin(r route) http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	engine := gin.New()
-	switch {
-	case g.byHand != nil:
-		engine.Use(func(c *gin.Context) { g.around(c.Request.Context(), c.Param("id"), c.Next) })
-	case g.perkey != nil:
-		engine.Use(ginlock.PerKey(g.perkey, ginlock.Param("order:", "id")))
-	case g.routes != nil:
-		engine.Use(ginlock.FromConfig(g.routes))
+	if r.guard != nil {
+		engine.Use(ginlock.PerKey(r.guard, ginlock.Param("order:", "id")))
+	}
+	if r.others != nil {
+		engine.Use(ginlock.FromConfig(r.others))
 	}
 	engine.POST("/orders/:id", func(c *gin.Context) {
-		visit(c.Param("id"))
+		r.handle(c.Request.Context(), c.Param("id"))
 		c.String(http.StatusOK, "paid")
 	})
 	return engine
 }
 
-func serveEcho(g guard, visit func(order string)) http.Handler {
+func serveEcho(r route) http.Handler {
 	engine := echo.New()
-	switch {
-	case g.byHand != nil:
-		engine.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
-			return func(c echo.Context) (err error) {
-				g.around(c.Request().Context(), c.Param("id"), func() { err = next(c) })
-				return err
-			}
-		})
-	case g.perkey != nil:
-		engine.Use(echolock.PerKey(g.perkey, echolock.Param("order:", "id")))
-	case g.routes != nil:
-		engine.Use(echolock.FromConfig(g.routes))
+	if r.guard != nil {
+		engine.Use(echolock.PerKey(r.guard, echolock.Param("order:", "id")))
+	}
+	if r.others != nil {
+		engine.Use(echolock.FromConfig(r.others))
 	}
 	engine.POST("/orders/:id", func(c echo.Context) error {
-		visit(c.Param("id"))
+		r.handle(c.Request().Context(), c.Param("id"))
 		return c.String(http.StatusOK, "paid")
 	})
 	return engine

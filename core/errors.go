@@ -15,7 +15,8 @@ var (
 	// ErrConflict: the key is held by another call, perhaps in a newer version's format, or
 	// reserved. It matches every [*ConflictError].
 	ErrConflict = errors.New("key is held")
-	// ErrDeferred: the work was accepted to run later. It matches every [*DeferredError].
+	// ErrDeferred: the work was accepted to run later. It matches every [*DeferredError]. The error of a policy or of
+	// Call.BeforeWait never matches it, even if it wraps one of another call.
 	ErrDeferred = errors.New("deferred")
 	// ErrUnavailable: Redis could not be reached, or did not serve the
 	// request. Nothing is known about the key, and no work ran.
@@ -90,6 +91,26 @@ func (e *DeferredError) Error() string {
 
 // Is makes every DeferredError match ErrDeferred.
 func (e *DeferredError) Is(target error) bool { return target == ErrDeferred }
+
+// notDeferred is an error that a policy or BeforeWait returned, without any deferral that it wraps: only a [Decision]
+// defers a call, and whoever is told of a deferral takes the call's work for stored.
+func notDeferred(err error) error {
+	if errors.Is(err, ErrDeferred) {
+		return notDeferredError{err}
+	}
+	return err
+}
+
+type notDeferredError struct{ error }
+
+func (e notDeferredError) Is(target error) bool {
+	return target != ErrDeferred && errors.Is(e.error, target)
+}
+
+func (e notDeferredError) As(target any) bool {
+	_, deferred := target.(**DeferredError)
+	return !deferred && errors.As(e.error, target)
+}
 
 // MaxKeyLen is the length of the longest key, in bytes: 512.
 const MaxKeyLen = store.MaxKeyLen

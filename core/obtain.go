@@ -182,7 +182,7 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	if first && a.call.BeforeWait != nil {
 		if err := a.call.BeforeWait(); err != nil {
 			a.kind = OutcomeError
-			return 0, err
+			return 0, notDeferred(err)
 		}
 	}
 	if first {
@@ -325,7 +325,7 @@ func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 	if a.policy != nil {
 		if decision, err = a.policy.OnConflict(a.ctx, a.conflict); err != nil {
 			a.kind = OutcomeError
-			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", a.call.Key, err)
+			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", a.call.Key, notDeferred(err))
 		}
 	}
 	return decision, nil

@@ -71,6 +71,22 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
 			}),
 		}, isHeld(false))
+		each("a policy's error that wraps a conflict and a deferral of others", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{
+			key: "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				return core.Decision{}, errors.Join(&core.DeferredError{}, &core.ConflictError{}, broken)
+			}),
+		}, func(t *testing.T, e core.Outcome) {
+			require.NotErrorIs(t, e.Cause, core.ErrDeferred)
+			_, deferred := errors.AsType[*core.DeferredError](e.Cause)
+			require.False(t, deferred)
+			_, conflict := errors.AsType[*core.ConflictError](e.Cause)
+			require.True(t, conflict)
+			require.ErrorIs(t, e.Cause, broken)
+		})
+		each("BeforeWait's error that wraps a deferral", core.OutcomeError, []string{"Guard.Do"}, unbounded,
+			entered{key: "held", policy: untilGranted, beforeWait: &core.DeferredError{}},
+			func(t *testing.T, e core.Outcome) { require.NotErrorIs(t, e.Cause, core.ErrDeferred) })
 		each("a policy that leaves with its caller", core.OutcomeCancelled, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
 			key: "held",
 			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {

@@ -6,7 +6,7 @@ import (
 )
 
 // ConflictPolicy decides what happens to a call whose key is held: see [Reject], [RetryAfter] and
-// [Deferred]. If it returns an error, the call fails with that error.
+// [Deferred]. If it returns an error, the call fails with that error, and was not deferred whatever the error wraps.
 //
 // A policy is a function of the conflict alone: it keeps no state per call, so one value serves all
 // goroutines. Policies compose: one holds the next, which decides when it gives up.

@@ -319,6 +319,28 @@ func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 0 }, "the queue looks again")
 		require.Never(t, func() bool { return len(seen.warnings()) > 1 }, 500*time.Millisecond, 10*time.Millisecond)
 		require.Equal(t, delayqueue.WarnNoWorker, seen.warnings()[0].Kind)
+		require.False(t, seen.warnings()[0].Resolved)
+		b.startOn(q, (&ran{}).handle)
+		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 1 }, "the queue sees the worker, with nothing enqueued since")
+		require.True(t, seen.warnings()[1].Resolved)
+	})
+}
+
+// Cancelled messages need no worker either.
+func TestWarning_NobodyHasClaimedIsOverWhenNothingIsQueued(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		seen := &watch{}
+		b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(seen))
+		b.queue.LookForWorkersAfter(100 * time.Millisecond)
+		b.hold("k")
+		id := b.parkCall("k")
+		b.lastClaimIsLongAgo()
+		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 0 }, "nobody works")
+		require.NoError(t, b.queue.Cancel(t.Context(), id))
+		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 1 }, "nothing is queued")
+		require.True(t, seen.warnings()[1].Resolved)
+		redistest.Eventually(t, func() bool { return !b.queue.LooksForWorkers() }, "nobody looks any more")
 	})
 }
 

@@ -106,8 +106,8 @@ type WarningKind string
 // WarnNoWorker reports that calls are parked, and that no Worker has claimed for 30 s: none
 // runs on this queue, or [Worker.Pause] pauses it. A process that has parked a call reports it, once:
 // when it parks another one, or at a check, which it makes every 31 s while something is queued or
-// runs. It is reported again, as resolved, when the process enqueues something and a Worker has
-// claimed since.
+// runs. It is reported again, as resolved, when the process enqueues something or checks, and a Worker has
+// claimed since or nothing is queued any more.
 const WarnNoWorker WarningKind = "no_worker"
 
 // noWorkerAfter is longer than an idle Worker does without a claim.
@@ -122,10 +122,10 @@ type workerWatch struct {
 }
 
 func newWorkerWatch() *workerWatch {
-	return &workerWatch{looking: map[*partition]bool{}, again: noWorkerAfter + time.Second}
+	return &workerWatch{gone: map[*partition]bool{}, looking: map[*partition]bool{}, again: noWorkerAfter + time.Second}
 }
 
-// lookAgain looks later whether somebody works on what was parked in a partition, and then again, until a warning was due, nothing
+// lookAgain looks later whether somebody works on what was parked in a partition, and then again, until nothing
 // is queued or runs there, or the client is closed. Its caller has the mutex.
 func (w *workerWatch) lookAgain(p *partition) {
 	if w.looking[p] {
@@ -137,9 +137,9 @@ func (w *workerWatch) lookAgain(p *partition) {
 		delete(w.looking, p)
 		w.mu.Unlock()
 		switch since, err := p.unclaimed(context.Background()); {
-		case err == nil && since >= 0:
-			p.queue.noteClaim(p, since, true)
-		case err != nil && !errors.Is(err, redis.ErrClosed): // not known: Redis may be away
+		case err == nil:
+			p.queue.noteClaim(p, since, since >= 0)
+		case !errors.Is(err, redis.ErrClosed): // not known: Redis may be away
 			w.mu.Lock()
 			w.lookAgain(p)
 			w.mu.Unlock()
@@ -147,28 +147,26 @@ func (w *workerWatch) lookAgain(p *partition) {
 	})
 }
 
-// noteClaim notes for how long no Worker has claimed in a partition. Parked: a call was parked there.
+// noteClaim notes for how long no Worker has claimed in a partition; less than 0: none need have. Parked: a call was
+// parked there.
 func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	w := q.workers
 	w.mu.Lock()
 	before := len(w.gone)
-	switch {
-	case since < noWorkerAfter:
+	if since < noWorkerAfter {
 		delete(w.gone, p)
-		if parked {
-			w.lookAgain(p)
-		}
-	case parked && before == 0:
-		w.gone = map[*partition]bool{p: true}
-	case parked:
+	} else if parked {
 		w.gone[p] = true
+	}
+	if parked {
+		w.lookAgain(p)
 	}
 	after := len(w.gone)
 	w.mu.Unlock()
 	if (before == 0) == (after == 0) {
 		return
 	}
-	warning := Warning{Queue: q.name, Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed"}
+	warning := Warning{Queue: q.name, Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed, or nothing is queued any more"}
 	if after > 0 {
 		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s: start one with this queue's name and prefix", since.Round(time.Second))
 	}

@@ -138,7 +138,7 @@ func (w *Worker) tryAcquire(key string) (*core.Lease, error) {
 	return lease, err
 }
 
-// run runs one message and settles its claim. It returns the claim of the next
+// run runs one message and settles its claim: prepare → handle → conclude. It returns the claim of the next
 // message: of the same key, if the turn goes on.
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
@@ -146,67 +146,80 @@ func (t *turn) run(c *claim) (next *claim) {
 	result := &resultHolder{most: w.queue.maxResult}
 	ctx = context.WithValue(ctx, resultKey{}, result)
 	err, started := errGoexit, false
-	defer func() {
+	defer func() { // also if the handler ends its goroutine
 		if p := recover(); p != nil {
 			err = &panicError{p, debug.Stack()}
 		}
 		cancel()
-		if !started {
+		if started {
+			next = t.conclude(c, safeError(err), result)
+		} else {
 			next = t.over(c, outcome{kind: OutcomeReturned, err: err})
-			return
 		}
-		err = safeError(err)
-		classify := func(lost error) outcome {
-			v := w.classify(c, err, lost)
-			if v.kind == OutcomeDone || v.kind == OutcomeDead {
-				v.result = result.get()
-			}
-			return v
-		}
-		v := classify(t.lost())
-		if !v.handedBack && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
-			w.handedBack.ran(c.message)
-		}
-		if v.last = errors.Is(err, errGoexit); t.goesOn(c, v) {
-			next = t.follow(c, v)
-			return
-		}
-		// The lock is released first, while the claim still keeps the message, and with it
-		// the FIFO of its key, in place: a client that learns that its message is done
-		// finds the key free.
-		if lost := t.release(c.message, v); lost != nil {
-			v = classify(lost)
-		}
-		next = t.over(c, v)
 	}()
+	if started, err = w.prepare(ctx, c); err == nil {
+		err = errGoexit
+		err = w.handle(ctx, c)
+	}
+	return nil // or what the deferred function finds
+}
+
+// prepare returns nil, or why the handler of a message is not called. Started: the attempt counts.
+func (w *Worker) prepare(ctx context.Context, c *claim) (started bool, err error) {
 	if ctx.Err() != nil { // while the key was asked for
-		err = context.Cause(ctx)
-		return nil
+		return false, context.Cause(ctx)
 	}
 	if why := w.queue.unrunnable(c.message); why != nil {
 		c.message.Attempt = max(0, c.message.Attempt-1) // this one is none
-		started, err = true, &unopenedError{why}
-		return nil
+		return true, &unopenedError{why}
 	}
 	if c.tooOld() { // meanwhile: the queue will say so
-		err = errTooOld
-		return nil
+		return false, errTooOld
 	}
-	started = true
+	return true, nil
+}
+
+// handle opens a message and calls its handler.
+func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
 	if c.message.Trace, c.message.Payload, err = w.queue.open(c.message.sealedOf(), c.message.Payload); err != nil {
 		if keyring.MayOpenElsewhere(err) {
-			err = HandBack(err)
-		} else {
-			err = &unopenedError{err}
+			return HandBack(err)
 		}
-		return nil
+		return &unopenedError{err}
 	}
-	err = errGoexit
 	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
 	began := time.Now()
 	err = w.handler(ctx, c.message)
 	w.ran(time.Since(began))
-	return nil // or what the deferred function finds
+	return err
+}
+
+// conclude settles the claim of a message whose attempt ended with err: classify → release → settle, or follow
+// while the turn goes on.
+func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim) {
+	w := t.worker
+	classify := func(lost error) outcome {
+		v := w.classify(c, err, lost)
+		if v.kind == OutcomeDone || v.kind == OutcomeDead {
+			v.result = result.get()
+		}
+		v.last = errors.Is(err, errGoexit)
+		return v
+	}
+	v := classify(t.lost())
+	if !v.handedBack && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
+		w.handedBack.ran(c.message)
+	}
+	if t.goesOn(c, v) {
+		return t.follow(c, v)
+	}
+	// The lock is released first, while the claim still keeps the message, and with it
+	// the FIFO of its key, in place: a client that learns that its message is done
+	// finds the key free.
+	if lost := t.release(c.message, v); lost != nil {
+		v = classify(lost)
+	}
+	return t.over(c, v)
 }
 
 // unrunnable returns why a message becomes a dead letter without its handler, or nil: its record

@@ -45,11 +45,12 @@ var (
 	}
 	problemBodyTooLarge = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large to be queued",
-		"The resource is busy, and the body is too large to be queued. The request was not queued. Try again later: it runs if the resource is free then.",
+		"The resource is busy, and a body as large as this is never queued. The request was not started. " +
+			"Send a smaller body, or send the request again until the resource is free: then it runs as it is.",
 	}
 	problemKeyBodyTooLarge = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large",
-		"The body names the resource, and is too large to be searched for the name. The request was not started.",
+		"The body names the resource, and is too large to be searched for the name. The request was not started. Send a smaller body.",
 	}
 	problemUnreadableBody = problemKind{
 		"unreadable-body", http.StatusBadRequest, "The body could not be read",
@@ -83,7 +84,7 @@ var (
 	// The request is compared with those of its Idempotency-Key, which its body is part of.
 	problemTooLargeToCompare = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large for an Idempotency-Key",
-		"The body is larger than that of a request with an Idempotency-Key may be. The request was not started.",
+		"The body is larger than that of a request with an Idempotency-Key may be. The request was not started. Send a smaller body.",
 	}
 	problemForbidden = problemKind{
 		"forbidden", http.StatusForbidden, "Forbidden",

@@ -90,6 +90,8 @@ func TestPolicy_ErrorsHaveTheirStatus(t *testing.T) {
 		"payload over the queue's":  {delayqueue.ErrPayloadTooLarge, http.StatusRequestEntityTooLarge, "body-too-large", false},
 		"redis down":                {core.ErrUnavailable, http.StatusServiceUnavailable, "unavailable", true},
 		"redis down, by time-out":   {fmt.Errorf("%w: %w", core.ErrUnavailable, context.DeadlineExceeded), http.StatusServiceUnavailable, "unavailable", true},
+		"the deferral of another":   {&core.DeferredError{}, http.StatusInternalServerError, "internal", false},
+		"both":                      {errors.Join(&core.DeferredError{}, &core.ConflictError{}), http.StatusConflict, "conflict", true},
 		"closed":                    {core.ErrClosed, http.StatusServiceUnavailable, "unavailable", true},
 		"anything else":             {errors.New(testbed.OrderKey), http.StatusInternalServerError, "internal", false},
 	} {
