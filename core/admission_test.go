@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -174,26 +175,33 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 
 // go-redis sends an admission again whose reply was lost, and its error is then that of its last try.
 func TestReaders_AnAdmissionThatRanBeforeThePoolWasFull(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const readers = 20
-		rdb := env.Client(t)
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		rdb := nodes[0].client(t)
 		var first sync.Once
 		admissions(t, rdb, func(next func() error) error {
 			err := next()
 			first.Do(func() { err = redis.ErrPoolTimeout })
 			return err
 		})
-		a, b := lockerOn(t, rdb, env.Prefix), newLocker(t, env)
-		writing, grants := readersBehind(t, env, b, a, readers)
+		a, b := lockerOn(t, rdb, "p"), lockerOn(t, nodes[0].client(t), "p")
+		writing, err := b.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		var reading []<-chan got
+		for range 20 {
+			reading = append(reading, acquiring(t, a, "k", core.Shared()))
+		}
+		listening(t, a)
+		synctest.Wait()
 		require.NoError(t, writing.Release(t.Context()))
 		var leases []*core.Lease
-		for range readers {
-			leases = append(leases, granted(t, grants))
+		for _, c := range reading {
+			leases = append(leases, granted(t, c))
 		}
 		for _, lease := range leases {
 			require.NoError(t, lease.Release(t.Context()))
 		}
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, nodes[0].client(t), "p", promptly)
 	})
 }
 
