@@ -117,6 +117,7 @@ type life struct {
 }
 
 // run returns how long each waiting call slept on after the release of its key.
+// It is long since it is one story.
 func (f life) run(t *testing.T) (wakes []time.Duration) {
 	t.Helper()
 	const ttl = time.Second

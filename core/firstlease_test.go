@@ -68,6 +68,11 @@ func TestFirstLease_WhatABlipEnds(t *testing.T) {
 		}
 	}
 	wg.Wait()
+	t.Log(blipTable(lost, firsts, blips))
+}
+
+// blipTable is the table of what was lost, by the kind of outage, its length, and the first lease.
+func blipTable(lost map[string]string, firsts, blips []time.Duration) string {
 	var b strings.Builder
 	for _, kind := range []string{"stopped", "cut off"} {
 		fmt.Fprintf(&b, "\nRedis is %s: lost of 200 ms, of 6 s\nfirst lease", kind)
@@ -82,7 +87,7 @@ func TestFirstLease_WhatABlipEnds(t *testing.T) {
 		}
 		b.WriteByte('\n')
 	}
-	t.Log(b.String())
+	return b.String()
 }
 
 // blipLosses has requests of 200 ms and of 6 s run one after the other on keys of their own, and

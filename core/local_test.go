@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
+// TestLocal_TellsOldestLeasesAndLongestWaits is long since it is one story.
 func TestLocal_TellsOldestLeasesAndLongestWaits(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -248,64 +248,72 @@ func TestDiningPhilosophers(t *testing.T) {
 	})
 }
 
+// setsInside are the holders of a few keys.
+type setsInside struct{ writers, readers [4]atomic.Int32 }
+
+// visit takes some of the keys, and checks that nobody has them who may not. Its caller may leave.
+func (s *setsInside) visit(t *testing.T, l *core.Locker) {
+	picked := rand.Perm(len(s.writers))[:1+rand.N(len(s.writers))]
+	var names []string
+	for _, k := range picked {
+		names = append(names, strconv.Itoa(k))
+	}
+	reads := rand.N(2) == 0
+	var opts []core.AcquireOption
+	if reads {
+		opts = append(opts, core.Shared())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if rand.N(4) == 0 {
+		time.AfterFunc(rand.N(10*time.Millisecond), cancel)
+	}
+	acquire := l.AcquireAll
+	if rand.N(4) == 0 {
+		acquire = l.TryAcquireAll
+	}
+	set, err := acquire(ctx, names, opts...)
+	gone := ctx.Err() != nil
+	cancel()
+	if err != nil {
+		if !gone && !errors.Is(err, core.ErrConflict) {
+			t.Error(err)
+		}
+		return
+	}
+	for _, k := range picked {
+		if reads {
+			s.readers[k].Add(1)
+		} else if s.writers[k].Add(1) != 1 || s.readers[k].Load() != 0 {
+			t.Error("a writer with others")
+		}
+		if reads && s.writers[k].Load() != 0 {
+			t.Error("a reader with a writer")
+		}
+	}
+	for _, k := range picked {
+		if reads {
+			s.readers[k].Add(-1)
+		} else {
+			s.writers[k].Add(-1)
+		}
+	}
+	if err := set.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // Sets of all sizes, single calls, readers and writers on few keys.
 func TestAcquireAll_SetsNeverOverlapWrongly(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		const keys, lockers, goroutines, rounds = 4, 3, 5, 8
-		var writers, readers [keys]atomic.Int32
+		const lockers, goroutines, rounds = 3, 5, 8
+		var inside setsInside
 		var wg sync.WaitGroup
 		for range lockers {
 			l := newLocker()
 			for range goroutines {
 				wg.Go(func() {
 					for range rounds {
-						picked := rand.Perm(keys)[:1+rand.N(keys)]
-						var names []string
-						for _, k := range picked {
-							names = append(names, strconv.Itoa(k))
-						}
-						reads := rand.N(2) == 0
-						var opts []core.AcquireOption
-						if reads {
-							opts = append(opts, core.Shared())
-						}
-						ctx, cancel := context.WithCancel(t.Context())
-						if rand.N(4) == 0 {
-							time.AfterFunc(rand.N(10*time.Millisecond), cancel)
-						}
-						acquire := l.AcquireAll
-						if rand.N(4) == 0 {
-							acquire = l.TryAcquireAll
-						}
-						set, err := acquire(ctx, names, opts...)
-						gone := ctx.Err() != nil
-						cancel()
-						if err != nil {
-							if !gone && !errors.Is(err, core.ErrConflict) {
-								t.Error(err)
-							}
-							continue
-						}
-						for _, k := range picked {
-							if reads {
-								readers[k].Add(1)
-							} else if writers[k].Add(1) != 1 || readers[k].Load() != 0 {
-								t.Error("a writer with others")
-							}
-							if reads && writers[k].Load() != 0 {
-								t.Error("a reader with a writer")
-							}
-						}
-						for _, k := range picked {
-							if reads {
-								readers[k].Add(-1)
-							} else {
-								writers[k].Add(-1)
-							}
-						}
-						if err := set.Release(t.Context()); err != nil {
-							t.Error(err)
-						}
+						inside.visit(t, l)
 					}
 				})
 			}

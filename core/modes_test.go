@@ -253,84 +253,98 @@ func TestCounted_LetsInAsManyAsEachCallSays(t *testing.T) {
 	})
 }
 
+// modesInside are the holders of a key.
+type modesInside struct {
+	mu       sync.Mutex
+	limits   map[int64]int // by fence
+	greatest int64
+}
+
+// enter checks that nobody is inside with whom one with that limit may not be.
+func (m *modesInside) enter(t *testing.T, limit int, fence int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := 0
+	for other, its := range m.limits {
+		if its == 1 || limit == 1 {
+			t.Errorf("limits %d and %d are inside", limit, its)
+		}
+		if other < fence { // granted earlier
+			before++
+		}
+	}
+	if limit > 1 && before >= limit {
+		t.Errorf("%d were inside before one with limit %d", before, limit)
+	}
+	if limit == 1 && fence <= m.greatest {
+		t.Error("a writer's fence does not grow")
+	}
+	m.greatest = max(m.greatest, fence)
+	m.limits[fence] = limit
+}
+
+// set changes the limit of one that is inside; with less than 0 it leaves.
+func (m *modesInside) set(fence int64, limit int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.limits[fence] = limit
+	if limit < 0 {
+		delete(m.limits, fence)
+	}
+}
+
+// visit is one call, in any mode. Its caller may leave.
+func (m *modesInside) visit(t *testing.T, l *core.Locker) {
+	limit := 1
+	var opts []core.AcquireOption
+	switch rand.N(4) {
+	case 0:
+		limit = 0
+		opts = append(opts, core.Shared())
+	case 1:
+		limit = 2 + rand.N(3)
+		opts = append(opts, core.Counted(limit))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if rand.N(4) == 0 {
+		time.AfterFunc(rand.N(5*time.Millisecond), cancel)
+	}
+	lease, err := l.Acquire(ctx, "k", opts...)
+	cancel()
+	if err != nil {
+		if ctx.Err() == nil {
+			t.Error(err)
+		}
+		return
+	}
+	m.enter(t, limit, lease.Fence())
+	if rand.N(4) == 0 {
+		time.Sleep(rand.N(2 * time.Millisecond))
+	}
+	if limit == 1 && rand.N(4) == 0 {
+		m.set(lease.Fence(), 0)
+		if err := lease.Downgrade(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	m.set(lease.Fence(), -1)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // Every call checks, on its way in, that nobody is inside with whom it may not be.
 func TestModes_NeverOverlapWrongly(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lockers, goroutines, rounds = 3, 10, 15
-		var mu sync.Mutex
-		inside := map[int64]int{} // limits by fence
-		var greatest int64
-		enter := func(limit int, fence int64) {
-			mu.Lock()
-			defer mu.Unlock()
-			before := 0
-			for other, its := range inside {
-				if its == 1 || limit == 1 {
-					t.Errorf("limits %d and %d are inside", limit, its)
-				}
-				if other < fence { // granted earlier
-					before++
-				}
-			}
-			if limit > 1 && before >= limit {
-				t.Errorf("%d were inside before one with limit %d", before, limit)
-			}
-			if limit == 1 && fence <= greatest {
-				t.Error("a writer's fence does not grow")
-			}
-			greatest = max(greatest, fence)
-			inside[fence] = limit
-		}
-		set := func(fence int64, limit int) {
-			mu.Lock()
-			defer mu.Unlock()
-			inside[fence] = limit
-			if limit < 0 {
-				delete(inside, fence)
-			}
-		}
+		inside := modesInside{limits: map[int64]int{}}
 		var wg sync.WaitGroup
 		for range lockers {
 			l := newLocker(t, env, core.WithTTL(2*time.Second))
 			for range goroutines {
 				wg.Go(func() {
 					for range rounds {
-						limit := 1
-						var opts []core.AcquireOption
-						switch rand.N(4) {
-						case 0:
-							limit = 0
-							opts = append(opts, core.Shared())
-						case 1:
-							limit = 2 + rand.N(3)
-							opts = append(opts, core.Counted(limit))
-						}
-						ctx, cancel := context.WithCancel(t.Context())
-						if rand.N(4) == 0 {
-							time.AfterFunc(rand.N(5*time.Millisecond), cancel)
-						}
-						lease, err := l.Acquire(ctx, "k", opts...)
-						cancel()
-						if err != nil {
-							if ctx.Err() == nil {
-								t.Error(err)
-							}
-							continue
-						}
-						enter(limit, lease.Fence())
-						if rand.N(4) == 0 {
-							time.Sleep(rand.N(2 * time.Millisecond))
-						}
-						if limit == 1 && rand.N(4) == 0 {
-							set(lease.Fence(), 0)
-							if err := lease.Downgrade(t.Context()); err != nil {
-								t.Error(err)
-							}
-						}
-						set(lease.Fence(), -1)
-						if err := lease.Release(t.Context()); err != nil {
-							t.Error(err)
-						}
+						inside.visit(t, l)
 					}
 				})
 			}

@@ -106,6 +106,22 @@ func readInCohorts(w *workload) {
 	w.Modes, w.Try, w.Keys, w.Abandon, w.Overrun, w.MaxWait = readersAndWriters, 20, 1, 0, 0, 3*time.Second
 }
 
+// proxy is the way to Redis.
+func (p play) proxy(t *testing.T, env *redistest.Env) *redistest.Proxy {
+	t.Helper()
+	proxy := redistest.NewProxy(t, env.Addr)
+	if p.lost {
+		var requests atomic.Int64
+		proxy.LoseReply(func(request []byte) bool {
+			return bytes.Contains(request, []byte("lock{}")) && requests.Add(1)%20 == 0
+		})
+	}
+	if p.slow {
+		proxy.Delay(func() time.Duration { return rand.N(4 * time.Millisecond) })
+	}
+	return proxy
+}
+
 // run plays it for a while on clients of this process.
 func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Hook) ([]history.Op, history.Rules) {
 	t.Helper()
@@ -119,17 +135,7 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 	}
 	p.change(&w)
 	rules := history.Rules{Late: cmp.Or(p.late, time.Second), Line: w.standsInLine(), Patience: 10 * time.Second}
-	proxy := redistest.NewProxy(t, env.Addr)
-	if p.lost {
-		var requests atomic.Int64
-		proxy.LoseReply(func(request []byte) bool {
-			return bytes.Contains(request, []byte("lock{}")) && requests.Add(1)%20 == 0
-		})
-	}
-
-	if p.slow {
-		proxy.Delay(func() time.Duration { return rand.N(4 * time.Millisecond) })
-	}
+	proxy := p.proxy(t, env)
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
 	var clients sync.WaitGroup

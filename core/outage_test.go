@@ -212,7 +212,7 @@ func TestOutage_ACallWhosePolicyEndsInItIsUnavailable(t *testing.T) {
 
 // TestOutage_CostsNoMoreThanTheCallersThatExist sends calls for keys of their own, for longer
 // than a Redis that swallows everything keeps each of them, and looks at what is left of
-// those that have gone.
+// those that have gone. It is long since it is one story.
 func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
 	const perSecond, length, timeout = 4000, 4 * time.Second, 500 * time.Millisecond
 	defer debug.SetGCPercent(debug.SetGCPercent(100)) // whatever GOGC is: the heap is bounded below

@@ -22,10 +22,10 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// TestOutcome_EachCallHasExactlyOne goes over every reason for which a call ends.
+// TestOutcome_EachCallHasExactlyOne goes over every reason for which a call ends, but for those of the next two tests. It
+// is long since it is the list of them.
 func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		broken := errors.New("broken")
 		s := newSides(t, env)
 		each := s.each(t)
 		each("a free key", core.OutcomeAcquired, allWays, unbounded, patient, func(t *testing.T, e core.Outcome) {
@@ -65,73 +65,12 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		each("readers that leave while they wait", core.OutcomeCancelled, waits, whenItWaits(context.Canceled, core.ErrConflict),
 			entered{key: "held", policy: untilGranted, opts: []core.AcquireOption{core.Shared()}},
 			func(t *testing.T, e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
-		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
-			key: "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
-			}),
-		}, isHeld(false))
-		each("a policy's error that wraps a conflict and a deferral of others", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{
-			key: "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return core.Decision{}, errors.Join(&core.DeferredError{}, &core.ConflictError{}, broken)
-			}),
-		}, func(t *testing.T, e core.Outcome) {
-			require.NotErrorIs(t, e.Cause, core.ErrDeferred)
-			_, deferred := errors.AsType[*core.DeferredError](e.Cause)
-			require.False(t, deferred)
-			_, conflict := errors.AsType[*core.ConflictError](e.Cause)
-			require.True(t, conflict)
-			require.ErrorIs(t, e.Cause, broken)
-		})
-		each("BeforeWait's error that wraps a deferral", core.OutcomeError, []string{"Guard.Do"}, unbounded,
-			entered{key: "held", policy: untilGranted, beforeWait: &core.DeferredError{}},
-			func(t *testing.T, e core.Outcome) { require.NotErrorIs(t, e.Cause, core.ErrDeferred) })
-		each("a policy that leaves with its caller", core.OutcomeCancelled, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
-			key: "held",
-			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
-				<-ctx.Done()
-				return core.Decision{}, ctx.Err()
-			}),
-		}, isHeld(false))
-		each("a policy's panic", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
-			key:    "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
-		}, isHeld(false))
-		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
-			key:    "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") }),
-		}, isHeld(false))
-		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld(false))
-		each("BeforeWait's refusal", core.OutcomeConflict, []string{"Guard.Do"}, unbounded,
-			entered{key: "held", policy: untilGranted, beforeWait: fmt.Errorf("%w, and %w", broken, core.ErrConflict)}, isHeld(false))
-
 		notAsked := func(t *testing.T, e core.Outcome) {
 			require.Zero(t, e.Attempts)
 			require.NotEmpty(t, e.Key)
 		}
 		each("a ctx that was cancelled", core.OutcomeCancelled, allWays, cancelledAfter(0, core.ErrUnavailable), patient, notAsked)
 		each("a ctx whose deadline has passed", core.OutcomeDeadline, allWays, within(-time.Second), patient, notAsked)
-		unknown := func(t *testing.T, e core.Outcome) {
-			require.Zero(t, e.Attempts)
-			require.Empty(t, e.Key)
-			require.Empty(t, e.Mode)
-		}
-		each("an invalid key", core.OutcomeError, byKey, unbounded, entered{key: "a\nb", policy: untilGranted}, unknown)
-		each("an invalid token", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: "pk1.x"}, unknown)
-		each("an invalid option", core.OutcomeError, allWays, unbounded,
-			entered{key: "each", token: "each", policy: untilGranted, opts: []core.AcquireOption{core.LeaseTTL(1)}}, nil)
-		each("no function", core.OutcomeError, []string{"Do", "Guard.Do"}, unbounded, entered{key: "each", noWork: true}, notAsked)
-		lost := s.token(t, "lost")
-		require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "lost")).Err())
-		each("a token that was lost", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: lost}, func(t *testing.T, e core.Outcome) {
-			require.Equal(t, "lost", e.Key)
-			require.Equal(t, 1, e.Attempts)
-		})
-		require.NoError(t, env.Client(t).Set(t.Context(), core.RecordName(env.Prefix, "foreign"), "x", 0).Err())
-		each("a foreign type", core.OutcomeUnavailable, byKey, unbounded, entered{key: "foreign", policy: untilGranted}, nil)
-		each("replicas that do not exist", core.OutcomeUnavailable, []string{"TryAcquire", "Acquire", "Do", "Guard.Do"}, unbounded,
-			entered{key: "each", policy: untilGranted, opts: []core.AcquireOption{core.WaitReplicas(1, 10*time.Millisecond)}}, nil)
 
 		outer, err := s.l.Acquire(t.Context(), "outer", core.Named("n", "outer"))
 		require.NoError(t, err)
@@ -154,6 +93,95 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 
 		require.NoError(t, s.l.Close())
 		each("a closed Locker", core.OutcomeClosed, allWays, unbounded, patient, notAsked)
+	})
+}
+
+// A policy's error is one whatever it wraps, but for a conflict and the end of the caller's ctx.
+func TestOutcome_PoliciesThatFail(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		broken := errors.New("broken")
+		s := newSides(t, env)
+		each := s.each(t)
+		s.hold(t, "held")
+		isHeld := func(t *testing.T, e core.Outcome) {
+			require.Equal(t, "held", e.Key)
+			require.Positive(t, e.Attempts)
+			require.False(t, e.DidWait)
+			require.NotErrorIs(t, e.Cause, core.ErrDeferred)
+		}
+		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key: "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
+			}),
+		}, isHeld)
+		each("a policy's error that wraps a conflict and a deferral of others", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{
+			key: "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				return core.Decision{}, errors.Join(&core.DeferredError{}, &core.ConflictError{}, broken)
+			}),
+		}, func(t *testing.T, e core.Outcome) {
+			isHeld(t, e)
+			_, deferred := errors.AsType[*core.DeferredError](e.Cause)
+			require.False(t, deferred)
+			_, conflict := errors.AsType[*core.ConflictError](e.Cause)
+			require.True(t, conflict)
+			require.ErrorIs(t, e.Cause, broken)
+		})
+		each("BeforeWait's error that wraps a deferral", core.OutcomeError, []string{"Guard.Do"}, unbounded,
+			entered{key: "held", policy: untilGranted, beforeWait: &core.DeferredError{}}, isHeld)
+		each("a policy that leaves with its caller", core.OutcomeCancelled, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
+			key: "held",
+			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
+				<-ctx.Done()
+				return core.Decision{}, ctx.Err()
+			}),
+		}, isHeld)
+		each("a policy's panic", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key:    "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
+		}, isHeld)
+		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key:    "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") }),
+		}, isHeld)
+		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld)
+		each("BeforeWait's refusal", core.OutcomeConflict, []string{"Guard.Do"}, unbounded,
+			entered{key: "held", policy: untilGranted, beforeWait: fmt.Errorf("%w, and %w", broken, core.ErrConflict)}, isHeld)
+	})
+}
+
+func TestOutcome_CallsThatCannotSucceed(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := newSides(t, env)
+		each := s.each(t)
+		unknown := func(t *testing.T, e core.Outcome) {
+			require.Zero(t, e.Attempts)
+			require.Empty(t, e.Key)
+			require.Empty(t, e.Mode)
+		}
+		each("an invalid key", core.OutcomeError, byKey, unbounded, entered{key: "a\nb", policy: untilGranted}, unknown)
+		each("an invalid token", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: "pk1.x"}, unknown)
+		each("an invalid option", core.OutcomeError, allWays, unbounded,
+			entered{key: "each", token: "each", policy: untilGranted, opts: []core.AcquireOption{core.LeaseTTL(1)}}, nil)
+		each("no function", core.OutcomeError, []string{"Do", "Guard.Do"}, unbounded, entered{key: "each", noWork: true},
+			func(t *testing.T, e core.Outcome) {
+				require.Zero(t, e.Attempts)
+				require.NotEmpty(t, e.Key)
+			})
+		lost := s.token(t, "lost")
+		require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "lost")).Err())
+		each("a token that was lost", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: lost}, func(t *testing.T, e core.Outcome) {
+			require.Equal(t, "lost", e.Key)
+			require.Equal(t, 1, e.Attempts)
+		})
+		require.NoError(t, env.Client(t).Set(t.Context(), core.RecordName(env.Prefix, "foreign"), "x", 0).Err())
+		each("a foreign type", core.OutcomeUnavailable, byKey, unbounded, entered{key: "foreign", policy: untilGranted}, nil)
+		each("replicas that do not exist", core.OutcomeUnavailable, []string{"TryAcquire", "Acquire", "Do", "Guard.Do"}, unbounded,
+			entered{key: "each", policy: untilGranted, opts: []core.AcquireOption{core.WaitReplicas(1, 10*time.Millisecond)}}, nil)
+		s.seen.mu.Lock()
+		defer s.seen.mu.Unlock()
+		require.Zero(t, s.seen.held, "leases that were granted, and not released")
 	})
 }
 
@@ -198,76 +226,6 @@ func TestOutcome_CallsThatWaitWhenTheLockerCloses(t *testing.T) {
 				})
 			}
 		}
-	})
-}
-
-func TestOutcome_ShedCalls(t *testing.T) {
-	const most = 5
-	shed := func(t *testing.T, outcomes []core.Outcome) (shed []core.Outcome) {
-		t.Helper()
-		for _, e := range outcomes {
-			if e.Kind == core.OutcomeShed {
-				shed = append(shed, e)
-			}
-		}
-		require.Len(t, shed, callsEach-most)
-		return shed
-	}
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		for _, way := range waits {
-			t.Run("of a held key by "+way, func(t *testing.T) {
-				s := newSides(t, env, core.WithMaxWaiters(most, most))
-				key := "held for " + way
-				lease := s.hold(t, key)
-				call := func(int) entered { return entered{l: s.l, key: key, policy: untilGranted} }
-				first := make(chan []made, 1)
-				go func() { first <- makeCalls(t, unbounded, "Acquire", most, nil, call) }()
-				redistest.Eventually(t, func() bool { return s.l.InformedCalls() == most }, "the first wait")
-				later := makeCalls(t, unbounded, way, callsEach-most, nil, call)
-				require.NoError(t, lease.Release(t.Context()))
-				for _, e := range shed(t, s.seen.requireOutcomes(t, append(later, <-first...))) {
-					require.ErrorIs(t, e.Cause, core.ErrConflict)
-					require.Equal(t, most, e.Waiting)
-					require.Positive(t, e.Attempts)
-					require.False(t, e.DidWait)
-				}
-			})
-			if way == "AcquireAll" {
-				continue // it asks before it waits
-			}
-			t.Run("of a key of which nothing is known by "+way, func(t *testing.T) {
-				s := fragileSides(t, env, clientTimeout, core.WithMaxWaiters(most, most))
-				s.proxy.Blackhole(redistest.Requests)
-				calls := makeCalls(t, unbounded, way, callsEach, nil, func(int) entered {
-					return entered{l: s.l, key: "unknown to " + way, policy: untilGranted}
-				})
-				heal(s.proxy)
-				outcomes := s.seen.requireOutcomes(t, calls)
-				for _, e := range shed(t, outcomes) {
-					require.ErrorIs(t, e.Cause, core.ErrUnavailable)
-					require.Zero(t, e.Attempts)
-				}
-				for _, e := range outcomes {
-					require.Contains(t, []core.OutcomeKind{core.OutcomeShed, core.OutcomeUnavailable}, e.Kind)
-				}
-			})
-		}
-		t.Run("of a key for which too many Lockers wait", func(t *testing.T) {
-			s := newSides(t, env)
-			s.hold(t, "k")
-			other := newLocker(t, env)
-			acquiring(t, other, "k")
-			queued(t, env, "k", 1)
-			require.NoError(t, env.Client(t).HSet(t.Context(), core.RecordName(env.Prefix, "k"), "waiting", 1024).Err())
-			calls := makeCalls(t, unbounded, "Acquire", 1, nil, func(int) entered { return entered{l: s.l, key: "k"} })
-			e := s.seen.requireOutcomes(t, calls)[0]
-			require.Equal(t, core.OutcomeShed, e.Kind)
-			require.Equal(t, 1, e.Attempts)
-			require.GreaterOrEqual(t, e.Waiting, 1024)
-			var conflict *core.ConflictError
-			require.ErrorAs(t, e.Cause, &conflict)
-			require.Equal(t, 1, conflict.Attempts)
-		})
 	})
 }
 
@@ -379,24 +337,46 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 	})
 }
 
+// What random calls are made of.
+var (
+	anyPolicy = []core.ConflictPolicy{
+		nil, untilGranted, policyFunc(deferAll),
+		retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
+		policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
+		policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, core.ErrConflict }),
+	}
+	anyOptions = [][]core.AcquireOption{nil, nil, {core.Shared()}, {core.Counted(3)}, {core.LeaseTTL(1)}, {core.FixedLease(200 * time.Millisecond)}}
+	anyContext = []makeContext{
+		unbounded, within(time.Millisecond), within(30 * time.Millisecond), within(300 * time.Millisecond),
+		cancelledAfter(0, nil), cancelledAfter(2*time.Millisecond, nil), cancelledAfter(50*time.Millisecond, core.ErrUnavailable),
+	}
+	anyKey = []string{"a", "b", "c", "d", "e", ""}
+)
+
+// breakFor breaks the way to Redis in two ways, for so long each, and after a pause in which keys are granted.
+func (s *sides) breakFor(t *testing.T, d, pause time.Duration) {
+	t.Helper()
+	before := s.seen.granted.Load()
+	time.Sleep(pause)
+	redistest.Eventually(t, func() bool { return s.seen.granted.Load() > before }, "keys are granted")
+	s.proxy.Refuse(true)
+	time.Sleep(d)
+	heal(s.proxy)
+	time.Sleep(pause)
+	s.proxy.Blackhole(redistest.Requests)
+	time.Sleep(d)
+	heal(s.proxy)
+	s.proxy.Cut()
+}
+
+func anyOf[T any](all []T) T { return all[rand.N(len(all))] }
+
 // TestOutcome_OfRandomCalls makes calls of all kinds, with faults between them and Redis, and
 // closes the Locker in the middle of them.
 func TestOutcome_OfRandomCalls(t *testing.T) {
 	const goroutines, length = 64, 3 * time.Second
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := fragileSides(t, env, clientTimeout, core.WithMaxWaiters(goroutines/8, goroutines/2))
-		policies := []core.ConflictPolicy{
-			nil, untilGranted, policyFunc(deferAll),
-			retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
-			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
-			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, core.ErrConflict }),
-		}
-		options := [][]core.AcquireOption{nil, nil, {core.Shared()}, {core.Counted(3)}, {core.LeaseTTL(1)}, {core.FixedLease(200 * time.Millisecond)}}
-		contexts := []makeContext{
-			unbounded, within(time.Millisecond), within(30 * time.Millisecond), within(300 * time.Millisecond),
-			cancelledAfter(0, nil), cancelledAfter(2*time.Millisecond, nil), cancelledAfter(50*time.Millisecond, core.ErrUnavailable),
-		}
-		keys := []string{"a", "b", "c", "d", "e", ""}
 		ways := slices.Sorted(maps.Keys(waysIn))
 		tokens := make(chan string, 100)
 		for i := range cap(tokens) {
@@ -414,13 +394,12 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 				for last := false; !last; {
 					last = closed.Load()
 					c := entered{
-						l: s.l, key: keys[rand.N(len(keys))], policy: policies[rand.N(len(policies))],
-						opts: options[rand.N(len(options))], token: <-tokens, noWork: rand.N(50) == 0,
+						l: s.l, key: anyOf(anyKey), policy: anyOf(anyPolicy), opts: anyOf(anyOptions), token: <-tokens, noWork: rand.N(50) == 0,
 					}
 					if c.key != "" {
 						c.key += fmt.Sprint(phase.Load())
 					}
-					calls := makeCalls(t, contexts[rand.N(len(contexts))], ways[rand.N(len(ways))], 1, nil, func(int) entered { return c })
+					calls := makeCalls(t, anyOf(anyContext), anyOf(ways), 1, nil, func(int) entered { return c })
 					mu.Lock()
 					all = append(all, calls...)
 					mu.Unlock()
@@ -430,17 +409,7 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		}
 		for range 3 {
 			phase.Add(1)
-			before := s.seen.granted.Load()
-			time.Sleep(length / 8)
-			redistest.Eventually(t, func() bool { return s.seen.granted.Load() > before }, "keys are granted")
-			s.proxy.Refuse(true)
-			time.Sleep(length / 60)
-			heal(s.proxy)
-			time.Sleep(length / 8)
-			s.proxy.Blackhole(redistest.Requests)
-			time.Sleep(length / 60)
-			heal(s.proxy)
-			s.proxy.Cut()
+			s.breakFor(t, length/60, length/8)
 		}
 		time.Sleep(length / 8)
 		require.NoError(t, s.l.Close())

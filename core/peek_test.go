@@ -63,7 +63,12 @@ func TestGuard_Peek(t *testing.T) {
 				require.Equal(t, !test.meets, ran)
 			})
 		}
+	})
+}
 
+func TestGuard_PeekMeetsCallsThatWaitAndNotItsOwnLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, rival := newLocker(t, env), newLocker(t, env)
 		shared, err := rival.TryAcquire(t.Context(), "waited", core.Shared())
 		require.NoError(t, err)
 		ctx, leave := context.WithCancel(t.Context())

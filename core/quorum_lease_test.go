@@ -124,66 +124,72 @@ func TestQuorum_AQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 					warm(t, l)
 					var last int64
 					for round := range rounds {
-						var lost *core.Lease
 						down := []*fakeNode{nodes[round*2%5], nodes[(round*2+1)%5]}
 						if name == "counted" { // two holders take four of five nodes each
 							down = down[:1]
 						}
-						for _, n := range down {
-							n.stop()
-						}
-						lease, err := l.TryAcquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
-						for range 100 {
-							if !errors.Is(err, core.ErrUnavailable) {
-								break
-							}
-							time.Sleep(10 * time.Millisecond) // those that are back have not answered a probe yet
-							lease, err = l.TryAcquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
-						}
-						require.NoError(t, err)
-						require.Greater(t, lease.Fence(), last, "round %d, clocks %s apart", round, apart)
-						last = lease.Fence()
-						switch round % 3 {
-						case 0:
-							require.NoError(t, lease.Release(t.Context()))
-						case 1: // by the next round the key is free, and nobody has released it
-							next := make(chan *core.Lease)
-							go func() {
-								lease, err := l.Acquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
-								if err != nil {
-									t.Error(err)
-								}
-								next <- lease
-							}()
-							time.Sleep(time.Millisecond)
-							require.NoError(t, lease.Release(t.Context()))
-							lost = <-next
-							last = max(last, lost.Fence())
-							for _, n := range nodes {
-								n.stop()
-							}
-							time.Sleep(1100 * time.Millisecond)
-						default: // other calls go on with the grant
-							for _, n := range down {
-								n.live()
-							}
-							last = handOver(t, l, lease, mode)
-						}
-						for _, n := range nodes {
-							n.live()
-						}
-						if lost != nil && round%2 == 1 {
-							require.ErrorIs(t, lost.Release(t.Context()), core.ErrLeaseLost)
-						}
-						time.Sleep(1100 * time.Millisecond) // what a stopped node has granted late is over
-					}
-					for _, n := range nodes {
-						n.live()
+						last = fencesGrow(t, l, mode, round, nodes, down, last)
 					}
 				})
 			}
 		})
 	}
+}
+
+// fencesGrow plays a round: while some nodes are down the key is granted, with a fence greater than last, and it is released, lost
+// or handed over. It returns the greatest fence.
+func fencesGrow(t *testing.T, l *core.Locker, mode []core.AcquireOption, round int, nodes, down []*fakeNode, last int64) int64 {
+	t.Helper()
+	opts := append(slices.Clip(mode), core.LeaseTTL(time.Second))
+	for _, n := range down {
+		n.stop()
+	}
+	lease, err := l.TryAcquire(t.Context(), "k", opts...)
+	for range 100 {
+		if !errors.Is(err, core.ErrUnavailable) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond) // those that are back have not answered a probe yet
+		lease, err = l.TryAcquire(t.Context(), "k", opts...)
+	}
+	require.NoError(t, err)
+	require.Greater(t, lease.Fence(), last, "round %d, clocks %s apart", round, nodes[1].ahead-nodes[0].ahead)
+	last = lease.Fence()
+	var lost *core.Lease
+	switch round % 3 {
+	case 0:
+		require.NoError(t, lease.Release(t.Context()))
+	case 1: // by the next round the key is free, and nobody has released it
+		next := make(chan *core.Lease)
+		go func() {
+			lease, err := l.Acquire(t.Context(), "k", opts...)
+			if err != nil {
+				t.Error(err)
+			}
+			next <- lease
+		}()
+		time.Sleep(time.Millisecond)
+		require.NoError(t, lease.Release(t.Context()))
+		lost = <-next
+		last = max(last, lost.Fence())
+		for _, n := range nodes {
+			n.stop()
+		}
+		time.Sleep(1100 * time.Millisecond)
+	default: // other calls go on with the grant
+		for _, n := range down {
+			n.live()
+		}
+		last = handOver(t, l, lease, mode)
+	}
+	for _, n := range nodes {
+		n.live()
+	}
+	if lost != nil && round%2 == 1 {
+		require.ErrorIs(t, lost.Release(t.Context()), core.ErrLeaseLost)
+	}
+	time.Sleep(1100 * time.Millisecond) // what a stopped node has granted late is over
+	return last
 }
 
 // handOver releases the lease to waiting calls, and returns the greatest of their fences.

@@ -86,7 +86,8 @@ func TestReservation_ACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 // history of calls for a key: when each began, was told of its deferral, and ran. The
 // times are places in one order.
 type callHistory struct {
-	clock            atomic.Int64
+	span             time.Duration // of a reservation
+	clock, ids       atomic.Int64
 	mu               sync.Mutex
 	began, told, ran map[int64]int64 // by call
 	parked           []int64
@@ -109,38 +110,78 @@ func (h *callHistory) next() (call int64, ok bool) {
 	return call, true
 }
 
+func (h *callHistory) idle() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.parked) == 0
+}
+
+func (h *callHistory) work(call int64) {
+	h.note(h.ran, call)
+	time.Sleep(100 * time.Microsecond)
+}
+
+// call runs its work under the key at once, or it waits; or it is parked, if it stores.
+func (h *callHistory) call(ctx context.Context, l *core.Locker, stores bool) error {
+	id := h.ids.Add(1)
+	h.note(h.began, id)
+	policy := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+		if !stores {
+			return core.RetryAfter(time.Hour), nil
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.parked = append(h.parked, id)
+		return reservations.Reserving(core.Deferred(core.Ticket{}), h.span, nil), nil
+	})
+	err := l.Guard(policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+		h.work(id)
+		return nil
+	})
+	if errors.Is(err, core.ErrDeferred) {
+		h.note(h.told, id)
+		err = nil
+	}
+	return err
+}
+
+// runParked is a worker of what is parked.
+func (h *callHistory) runParked(ctx context.Context, t *testing.T, l *core.Locker) {
+	t.Helper()
+	freed := make(chan string, 1)
+	for ctx.Err() == nil {
+		if h.idle() {
+			time.Sleep(100 * time.Microsecond)
+			continue
+		}
+		lease, err := l.TryAcquire(t.Context(), "k", core.NotifyRelease(freed), reservations.Reserved(h.span))
+		if errors.Is(err, core.ErrConflict) {
+			select {
+			case <-freed:
+			case <-time.After(20 * time.Millisecond):
+			}
+			continue
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if id, ok := h.next(); ok {
+			h.work(id)
+		}
+		assert.NoError(t, lease.Release(t.Context()))
+		if h.idle() {
+			if err := unreserve(t, l, lease); !errors.Is(err, reservation.ErrRenewed) {
+				assert.NoError(t, err)
+			}
+		}
+	}
+}
+
 func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const span, callers, calls = 10 * time.Second, 4, 60
-		h := callHistory{began: map[int64]int64{}, told: map[int64]int64{}, ran: map[int64]int64{}}
-		work := func(call int64) {
-			h.note(h.ran, call)
-			time.Sleep(100 * time.Microsecond)
-		}
-		var ids atomic.Int64
-		call := func(ctx context.Context, l *core.Locker, stores bool) error {
-			id := ids.Add(1)
-			h.note(h.began, id)
-			policy := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				if !stores {
-					return core.RetryAfter(time.Hour), nil
-				}
-				h.mu.Lock()
-				defer h.mu.Unlock()
-				h.parked = append(h.parked, id)
-				return reservations.Reserving(core.Deferred(core.Ticket{}), span, nil), nil
-			})
-			err := l.Guard(policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
-				work(id)
-				return nil
-			})
-			if errors.Is(err, core.ErrDeferred) {
-				h.note(h.told, id)
-				err = nil
-			}
-			return err
-		}
-
+		const callers, calls = 4, 60
+		h := callHistory{span: 10 * time.Second, began: map[int64]int64{}, told: map[int64]int64{}, ran: map[int64]int64{}}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var fresh, others sync.WaitGroup
@@ -150,7 +191,7 @@ func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T
 			l := newLocker(t, env)
 			fresh.Go(func() {
 				for range calls {
-					if err := call(ctx, l, true); err != nil {
+					if err := h.call(ctx, l, true); err != nil {
 						t.Error(err)
 					}
 					time.Sleep(rand.N(15 * time.Millisecond)) // now and then nothing is parked
@@ -160,54 +201,15 @@ func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T
 		waiting, working := newLocker(t, env), newLocker(t, env)
 		others.Go(func() {
 			for ctx.Err() == nil {
-				if err := call(ctx, waiting, false); err != nil && ctx.Err() == nil {
+				if err := h.call(ctx, waiting, false); err != nil && ctx.Err() == nil {
 					t.Error(err)
 				}
 				time.Sleep(time.Millisecond)
 			}
 		})
-		others.Go(func() {
-			freed := make(chan string, 1)
-			for ctx.Err() == nil {
-				h.mu.Lock()
-				idle := len(h.parked) == 0
-				h.mu.Unlock()
-				if idle {
-					time.Sleep(100 * time.Microsecond)
-					continue
-				}
-				lease, err := working.TryAcquire(t.Context(), "k", core.NotifyRelease(freed), reservations.Reserved(span))
-				if errors.Is(err, core.ErrConflict) {
-					select {
-					case <-freed:
-					case <-time.After(20 * time.Millisecond):
-					}
-					continue
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if id, ok := h.next(); ok {
-					work(id)
-				}
-				assert.NoError(t, lease.Release(t.Context()))
-				h.mu.Lock()
-				idle = len(h.parked) == 0
-				h.mu.Unlock()
-				if idle {
-					if err := unreserve(t, working, lease); !errors.Is(err, reservation.ErrRenewed) {
-						assert.NoError(t, err)
-					}
-				}
-			}
-		})
+		others.Go(func() { h.runParked(ctx, t, working) })
 		fresh.Wait()
-		redistest.Eventually(t, func() bool {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			return len(h.parked) == 0
-		}, "all parked work is begun")
+		redistest.Eventually(t, h.idle, "all parked work is begun")
 		cancel()
 		others.Wait()
 

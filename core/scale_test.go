@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -232,6 +233,7 @@ func (o *lossCounter) OnRenewed(_ context.Context, r core.Renewed) {
 	}
 }
 
+// TestScale_ManyLeasesAreRenewedAndNoneIsLost is long since it is one story.
 func TestScale_ManyLeasesAreRenewedAndNoneIsLost(t *testing.T) {
 	leases, least := 20_000, 5*time.Second
 	if raced() {
@@ -322,6 +324,40 @@ func usedMemory(t *testing.T, admin *redis.Client) int {
 	return n
 }
 
+// turns are those of many Lockers that have a key one after the other.
+type turns struct {
+	*testing.T
+	inside atomic.Int64
+	taken  []int // by whom; guarded by the key
+	fence  int64 // likewise
+}
+
+func (s *turns) take(ctx context.Context, i int) error {
+	if s.inside.Add(1) != 1 {
+		s.Error("two calls inside")
+	}
+	lease, _ := core.LeaseFrom(ctx)
+	if lease.Fence() <= s.fence {
+		s.Errorf("fence went from %d to %d", s.fence, lease.Fence())
+	}
+	s.fence = lease.Fence()
+	s.taken = append(s.taken, i)
+	s.inside.Add(-1)
+	return nil
+}
+
+// longestWait is the greatest number of turns from one to the next of the same Locker.
+func (s *turns) longestWait(lockers int) (most int) {
+	last := make([]int, lockers)
+	for turn, i := range s.taken {
+		if turn >= lockers {
+			most = max(most, turn-last[i])
+		}
+		last[i] = turn
+	}
+	return most
+}
+
 func TestScale_AThousandLockersTakeTurns(t *testing.T) {
 	const clients, rounds = 4, 2
 	lockers := 1000
@@ -334,9 +370,7 @@ func TestScale_AThousandLockersTakeTurns(t *testing.T) {
 	require.NoError(t, err)
 
 	var wg sync.WaitGroup
-	var inside atomic.Int64
-	var turns []int  // guarded by the key
-	var fences int64 // likewise
+	turns := &turns{T: t}
 	shared := make([]*redis.Client, clients)
 	for i := range shared {
 		shared[i] = redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 100})
@@ -350,22 +384,7 @@ func TestScale_AThousandLockersTakeTurns(t *testing.T) {
 		wg.Go(func() {
 			for range rounds {
 				call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}
-				err := guard.Do(t.Context(), call, func(ctx context.Context) error {
-					if inside.Add(1) != 1 {
-						t.Error("two calls inside")
-					}
-					lease, _ := core.LeaseFrom(ctx)
-					if lease.Fence() <= fences {
-						t.Errorf("fence went from %d to %d", fences, lease.Fence())
-					}
-					fences = lease.Fence()
-					turns = append(turns, i)
-					inside.Add(-1)
-					return nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
+				assert.NoError(t, guard.Do(t.Context(), call, func(ctx context.Context) error { return turns.take(ctx, i) }))
 			}
 		})
 		<-joined
@@ -380,28 +399,19 @@ func TestScale_AThousandLockersTakeTurns(t *testing.T) {
 	wg.Wait()
 	took := time.Since(start)
 	scripts, _ := commandsSince(t, admin)
-	require.Len(t, turns, lockers*rounds)
-	require.IsIncreasing(t, turns[:lockers], "in order of arrival")
-	last, most := make([]int, lockers), 0
-	for turn, i := range turns {
-		if turn >= lockers {
-			most = max(most, turn-last[i])
-		}
-		last[i] = turn
-	}
+	n, most := len(turns.taken), turns.longestWait(lockers)
+	require.Equal(t, lockers*rounds, n)
+	require.IsIncreasing(t, turns.taken[:lockers], "in order of arrival")
 	t.Logf("%d lockers join in %s with %.1f scripts each; %d turns in %s: %.0f hand-overs a second, %.2f scripts each; "+
 		"at most %d turns from one to the next of the same locker",
-		lockers, joining.Round(time.Millisecond), float64(waiting)/float64(lockers), len(turns), took.Round(time.Millisecond),
-		float64(len(turns))/took.Seconds(), float64(scripts)/float64(len(turns)), most)
-	require.Less(t, scripts, 4*len(turns), "no release costs a script for each who waits")
+		lockers, joining.Round(time.Millisecond), float64(waiting)/float64(lockers), n, took.Round(time.Millisecond),
+		float64(n)/took.Seconds(), float64(scripts)/float64(n), most)
+	require.Less(t, scripts, 4*n, "no release costs a script for each who waits")
 	require.Less(t, most, lockers+lockers/10, "nobody is overtaken by much")
 
-	closed := make(chan error, lockers)
 	for _, l := range all {
-		go func() { closed <- l.Close() }()
+		wg.Go(func() { assert.NoError(t, l.Close()) })
 	}
-	for range all {
-		require.NoError(t, <-closed)
-	}
+	wg.Wait()
 	require.Empty(t, redistest.Keys(t, admin, fmt.Sprintf("%s:", env.Prefix)))
 }

@@ -48,6 +48,7 @@ func published(t *testing.T, rdb *redis.Client) func() []string {
 	}
 }
 
+// TestSecrets_AreShownNowhere is long since it is one story.
 func TestSecrets_AreShownNowhere(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx, rdb := t.Context(), env.Client(t)

@@ -203,26 +203,12 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	lease, err := acquire(ctx, op.Key, options...)
 	op.Return = history.Now()
 	timeout.Stop()
-	switch {
-	case err == nil:
-		op.Outcome, op.Fence, op.Seen = history.OK, lease.Fence(), op.Return
-	case errors.Is(err, core.ErrConflict):
-		op.Outcome, op.Over = history.Conflict, op.Return
-	case errors.Is(err, core.ErrUnavailable), ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		op.Over = op.Return
-	default:
-		c.odd.CompareAndSwap(nil, &err)
-	}
-	c.rec.Write(op)
-	if errors.Is(err, core.ErrUnavailable) {
-		if c.unavailable != nil {
-			c.unavailable(err)
-		}
-		time.Sleep(10*time.Millisecond + upTo(rng, 40*time.Millisecond)) // calls fail at once while Redis is down
-	}
 	if err != nil {
+		c.failed(ctx, op, err, rng)
 		return
 	}
+	op.Outcome, op.Fence, op.Seen = history.OK, lease.Fence(), op.Return
+	c.rec.Write(op)
 	work := upTo(rng, w.MaxWork)
 	if percent(rng, w.Overrun) {
 		work = term + upTo(rng, term)
@@ -237,6 +223,25 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 		return
 	}
 	c.release(op, lease)
+}
+
+// failed records an acquire that was not granted.
+func (c *soakClient) failed(ctx context.Context, op *history.Op, err error, rng *rand.Rand) {
+	switch {
+	case errors.Is(err, core.ErrConflict):
+		op.Outcome, op.Over = history.Conflict, op.Return
+	case errors.Is(err, core.ErrUnavailable), ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		op.Over = op.Return
+	default:
+		c.odd.CompareAndSwap(nil, &err)
+	}
+	c.rec.Write(op)
+	if errors.Is(err, core.ErrUnavailable) {
+		if c.unavailable != nil {
+			c.unavailable(err)
+		}
+		time.Sleep(10*time.Millisecond + upTo(rng, 40*time.Millisecond)) // calls fail at once while Redis is down
+	}
 }
 
 // work looks at the lease's ctx all the while, and ends with it.

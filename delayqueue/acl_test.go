@@ -47,6 +47,7 @@ func addUsers(t *testing.T, admin redis.UniversalClient, more ...string) {
 }
 
 // liveUnder does all that can be done with a queue, with clients of these users.
+// It is long since it is one story.
 func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user string) redis.UniversalClient) {
 	t.Helper()
 	ctx := t.Context()

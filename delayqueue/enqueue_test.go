@@ -65,79 +65,116 @@ func (w *watch) take() []delayqueue.Enqueued {
 
 const callsEach = 20
 
+// fragile is a queue whose events are seen, and which reaches Redis through a proxy.
+type fragile struct {
+	*bench
+	*watch
+	proxy *redistest.Proxy
+	rdb   *redis.Client
+	queue *delayqueue.Queue
+}
+
+func setupFragile(t *testing.T, env *redistest.Env) *fragile {
+	t.Helper()
+	f := &fragile{bench: setup(t, env), watch: &watch{}, proxy: redistest.NewProxy(t, env.Addr)}
+	f.rdb = redistest.Client(t, &redis.Options{
+		Addr: f.proxy.Addr, MaxRetries: -1, DialTimeout: time.Second, ReadTimeout: time.Second, DialerRetries: 1,
+		PoolTimeout: time.Second,
+	})
+	f.queue = f.newQueue(f.rdb, delayqueue.WithQueueObserver(f.watch), delayqueue.WithMaxPayload(100), delayqueue.WithMaxDepthPerKey(3))
+	return f
+}
+
+// each makes calls at once, and returns how many came to what. Each has an event that
+// says what it returned.
+func (f *fragile) each(call func(i int) (delayqueue.Receipt, error)) map[delayqueue.EnqueueKind]int {
+	f.t.Helper()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	stored := 0
+	for i := range callsEach {
+		wg.Go(func() {
+			receipt, err := call(i)
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+			if receipt.Stored {
+				stored++
+			}
+		})
+	}
+	wg.Wait()
+	events := f.take()
+	require.Len(f.t, events, callsEach)
+	kinds := map[delayqueue.EnqueueKind]int{}
+	for _, e := range events {
+		kinds[e.Kind]++
+		require.Contains(f.t, errs, e.Err)
+		require.NotEmpty(f.t, e.ID)
+		require.NotEmpty(f.t, e.Queue)
+		require.Equal(f.t, e.Err == nil, !e.ExpiresAt.IsZero())
+	}
+	require.Equal(f.t, stored, kinds[delayqueue.EnqueueStored])
+	return kinds
+}
+
+func enqueuing(ctx context.Context, q *delayqueue.Queue, job delayqueue.Job) func(int) (delayqueue.Receipt, error) {
+	return func(int) (delayqueue.Receipt, error) { return q.Enqueue(ctx, job) }
+}
+
+func only(kind delayqueue.EnqueueKind) map[delayqueue.EnqueueKind]int {
+	return map[delayqueue.EnqueueKind]int{kind: callsEach}
+}
+
 // Each call to store a job is told exactly once, whatever it comes to.
 func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		seen := &watch{}
-		b := setup(t, env)
-		proxy := redistest.NewProxy(t, env.Addr)
-		rdb := redistest.Client(t, &redis.Options{
-			Addr: proxy.Addr, MaxRetries: -1, DialTimeout: time.Second, ReadTimeout: time.Second, DialerRetries: 1,
-			PoolTimeout: time.Second,
-		})
-		q := b.newQueue(rdb, delayqueue.WithQueueObserver(seen), delayqueue.WithMaxPayload(100), delayqueue.WithMaxDepthPerKey(3))
-		tiny, err := delayqueue.New(rdb, "tiny", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(seen), delayqueue.WithMaxDepth(3))
+		f := setupFragile(t, env)
+		q := f.queue
+		tiny, err := delayqueue.New(f.rdb, "tiny", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(f.watch), delayqueue.WithMaxDepth(3))
 		require.NoError(t, err)
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("m"), "junk", "junk").Err())
+		require.NoError(t, f.bench.rdb.HSet(t.Context(), f.key("m"), "junk", "junk").Err())
 
-		// all makes calls at once, and returns how many came to what. Each has an event that
-		// says what it returned.
-		all := func(call func(i int) (delayqueue.Receipt, error)) map[delayqueue.EnqueueKind]int {
-			t.Helper()
-			var wg sync.WaitGroup
-			var mu sync.Mutex
-			var errs []error
-			stored := 0
-			for i := range callsEach {
-				wg.Go(func() {
-					receipt, err := call(i)
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, err)
-					if receipt.Stored {
-						stored++
-					}
-				})
-			}
-			wg.Wait()
-			events := seen.take()
-			require.Len(t, events, callsEach)
-			kinds := map[delayqueue.EnqueueKind]int{}
-			for _, e := range events {
-				kinds[e.Kind]++
-				require.Contains(t, errs, e.Err)
-				require.NotEmpty(t, e.ID)
-				require.NotEmpty(t, e.Queue)
-				require.Equal(t, e.Err == nil, !e.ExpiresAt.IsZero())
-			}
-			require.Equal(t, stored, kinds[delayqueue.EnqueueStored])
-			return kinds
-		}
-		enqueue := func(ctx context.Context, q *delayqueue.Queue, job delayqueue.Job) func(int) (delayqueue.Receipt, error) {
-			return func(int) (delayqueue.Receipt, error) { return q.Enqueue(ctx, job) }
-		}
-		only := func(kind delayqueue.EnqueueKind) map[delayqueue.EnqueueKind]int {
-			return map[delayqueue.EnqueueKind]int{kind: callsEach}
-		}
-
-		require.Equal(t, only(delayqueue.EnqueueStored), all(enqueue(t.Context(), q, delayqueue.Job{})))
+		require.Equal(t, only(delayqueue.EnqueueStored), f.each(enqueuing(t.Context(), q, delayqueue.Job{})))
 		require.Equal(t, map[delayqueue.EnqueueKind]int{delayqueue.EnqueueStored: 1, delayqueue.EnqueueDuplicate: callsEach - 1},
-			all(enqueue(t.Context(), q, delayqueue.Job{ID: "one"})))
+			f.each(enqueuing(t.Context(), q, delayqueue.Job{ID: "one"})))
 		require.NoError(t, q.Cancel(t.Context(), "one"))
-		require.Equal(t, only(delayqueue.EnqueueDuplicate), all(enqueue(t.Context(), q, delayqueue.Job{ID: "one"})), "it has ended")
+		require.Equal(t, only(delayqueue.EnqueueDuplicate), f.each(enqueuing(t.Context(), q, delayqueue.Job{ID: "one"})), "it has ended")
 		require.Equal(t, map[delayqueue.EnqueueKind]int{delayqueue.EnqueueStored: 3, delayqueue.EnqueueKeyFull: callsEach - 3},
-			all(enqueue(t.Context(), q, delayqueue.Job{Key: "k"})))
+			f.each(enqueuing(t.Context(), q, delayqueue.Job{Key: "k"})))
 		require.Equal(t, map[delayqueue.EnqueueKind]int{delayqueue.EnqueueStored: 3, delayqueue.EnqueueQueueFull: callsEach - 3},
-			all(enqueue(t.Context(), tiny, delayqueue.Job{})))
-		require.Equal(t, only(delayqueue.EnqueueTooLarge), all(enqueue(t.Context(), q, delayqueue.Job{Payload: make([]byte, 101)})))
-		require.Equal(t, only(delayqueue.EnqueueError), all(enqueue(t.Context(), q, delayqueue.Job{Delay: -1})))
-		require.Equal(t, only(delayqueue.EnqueueError), all(enqueue(t.Context(), q, delayqueue.Job{ID: "junk"})))
-		require.Equal(t, only(delayqueue.EnqueueCancelled), all(enqueue(gone, q, delayqueue.Job{})))
+			f.each(enqueuing(t.Context(), tiny, delayqueue.Job{})))
+		require.Equal(t, only(delayqueue.EnqueueTooLarge), f.each(enqueuing(t.Context(), q, delayqueue.Job{Payload: make([]byte, 101)})))
+		require.Equal(t, only(delayqueue.EnqueueError), f.each(enqueuing(t.Context(), q, delayqueue.Job{Delay: -1})))
+		require.Equal(t, only(delayqueue.EnqueueError), f.each(enqueuing(t.Context(), q, delayqueue.Job{ID: "junk"})))
+		require.Equal(t, only(delayqueue.EnqueueCancelled), f.each(enqueuing(gone, q, delayqueue.Job{})))
 
-		held := b.hold("held")
-		guard := b.locker.Guard(delayqueue.Policy(q))
+		f.proxy.Blackhole(redistest.Requests)
+		require.Equal(t, only(delayqueue.EnqueueUnavailable), f.each(enqueuing(t.Context(), q, delayqueue.Job{})), "it does not answer")
+		require.Equal(t, only(delayqueue.EnqueueDeadline), f.each(func(i int) (delayqueue.Receipt, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			return q.Enqueue(ctx, delayqueue.Job{ID: fmt.Sprint("late", i)})
+		}))
+		require.Equal(t, only(delayqueue.EnqueueCancelled), f.each(func(int) (delayqueue.Receipt, error) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(20*time.Millisecond, cancel)
+			return q.Enqueue(ctx, delayqueue.Job{})
+		}))
+		f.proxy.Refuse(true)
+		require.Equal(t, only(delayqueue.EnqueueUnavailable), f.each(enqueuing(t.Context(), q, delayqueue.Job{})), "it refuses")
+	})
+}
+
+// So is each call that a policy parks.
+func TestEnqueue_EachParkedCallIsToldOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		f := setupFragile(t, env)
+		f.hold("held")
+		guard := f.locker.Guard(delayqueue.Policy(f.newQueue(f.rdb, delayqueue.WithQueueObserver(f.watch))))
 		park := func(int) (receipt delayqueue.Receipt, err error) {
 			err = guard.Do(t.Context(), core.Call{Key: "held", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
 			if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
@@ -145,35 +182,16 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 			}
 			return receipt, err
 		}
-		q2 := b.newQueue(rdb, delayqueue.WithQueueObserver(seen))
-		guard = b.locker.Guard(delayqueue.Policy(q2))
-		require.Equal(t, only(delayqueue.EnqueueStored), all(park))
+		require.Equal(t, only(delayqueue.EnqueueStored), f.each(park))
 		// A call whose first reply is lost is stored by the policy all the same, and told of once.
 		var lost sync.Once
-		proxy.LoseReply(func(request []byte) (lose bool) {
+		f.proxy.LoseReply(func(request []byte) (lose bool) {
 			if strings.Contains(strings.ToLower(string(request)), "evalsha") {
 				lost.Do(func() { lose = true })
 			}
 			return lose
 		})
-		require.Equal(t, only(delayqueue.EnqueueStored), all(park))
-		proxy.LoseReply(nil)
-		require.NoError(t, held.Release(t.Context()))
-
-		proxy.Blackhole(redistest.Requests)
-		require.Equal(t, only(delayqueue.EnqueueUnavailable), all(enqueue(t.Context(), q, delayqueue.Job{})), "it does not answer")
-		require.Equal(t, only(delayqueue.EnqueueDeadline), all(func(i int) (delayqueue.Receipt, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-			defer cancel()
-			return q.Enqueue(ctx, delayqueue.Job{ID: fmt.Sprint("late", i)})
-		}))
-		require.Equal(t, only(delayqueue.EnqueueCancelled), all(func(int) (delayqueue.Receipt, error) {
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(20*time.Millisecond, cancel)
-			return q.Enqueue(ctx, delayqueue.Job{})
-		}))
-		proxy.Refuse(true)
-		require.Equal(t, only(delayqueue.EnqueueUnavailable), all(enqueue(t.Context(), q, delayqueue.Job{})), "it refuses")
+		require.Equal(t, only(delayqueue.EnqueueStored), f.each(park))
 	})
 }
 

@@ -122,6 +122,8 @@ func ExamplePolicy() {
 	// later: ship a parcel
 }
 
+// The next one is long since an example stands by itself.
+
 // What failed for a reason that is mended is run again.
 func ExampleQueue_RedriveAll() {
 	server, err := embedded.Start()

@@ -16,6 +16,7 @@ import (
 
 // Each case damages the head of a key's FIFO of three, or what is around it. The worker goes on,
 // and the damaged one is accounted for. Those behind it run, if their places were not lost.
+// It is long since most of it is a table.
 func TestJunk_IsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	const id, member = "head", "head k"

@@ -84,6 +84,7 @@ func TestList_PagesOfOneScore(t *testing.T) {
 	})
 }
 
+// TestList_EntriesTellWhatIsKnown is long since it is one story: a message in each state, and what is known of it.
 func TestList_EntriesTellWhatIsKnown(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()

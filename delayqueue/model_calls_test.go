@@ -32,34 +32,8 @@ func (m *model) enqueue() error {
 	if known := len(m.all) > 0 && m.rng.IntN(5) == 0; known {
 		x = m.all[m.rng.IntN(len(m.all))]
 		job.ID, job.Key = x.id, x.key
-	} else {
-		x.later = m.rng.IntN(6) == 0
-		job.parked = job.Key != "" && m.rng.IntN(5) == 0
-		job.Coalesce = job.Key != "" && m.rng.IntN(3) == 0
-		job.Principal = []string{"", "", "user"}[m.rng.IntN(3)]
-		if before != nil {
-			job.Key, job.Principal, job.Coalesce, x.later = before.key, before.principal, true, before.quiet
-		}
-		x.key = job.Key
-		x.delayed, x.coalesces, x.principal = x.later, job.Coalesce, job.Principal
-		if x.later && x.coalesces && m.rng.IntN(3) > 0 {
-			x.quiet = true
-			job.QuietPeriod, job.MaxDelay = modelLater, 2*modelLater
-		} else if x.later {
-			job.Delay = modelLater
-		}
-		if err := m.joined(); err != nil {
-			return err
-		}
-		m.all, m.byID[x.id] = append(m.all, x), x
-		if old := m.slots[x.slot()]; x.coalesces && old != nil && old.fresh() {
-			m.replace(old, x)
-		} else if x.key != "" && !x.delayed {
-			m.lines[x.key] = append(m.lines[x.key], x)
-		}
-		if x.coalesces {
-			m.slots[x.slot()] = x
-		}
+	} else if err := m.add(x, &job, before); err != nil {
+		return err
 	}
 	job.Payload = []byte(workOf(job.ID))
 	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
@@ -77,6 +51,38 @@ func (m *model) enqueue() error {
 	return e.err
 }
 
+// add adds a new message, in the place of before if there is one, and completes its job.
+func (m *model) add(x *modelMessage, job *Job, before *modelMessage) error {
+	x.later = m.rng.IntN(6) == 0
+	job.parked = job.Key != "" && m.rng.IntN(5) == 0
+	job.Coalesce = job.Key != "" && m.rng.IntN(3) == 0
+	job.Principal = []string{"", "", "user"}[m.rng.IntN(3)]
+	if before != nil {
+		job.Key, job.Principal, job.Coalesce, x.later = before.key, before.principal, true, before.quiet
+	}
+	x.key = job.Key
+	x.delayed, x.coalesces, x.principal = x.later, job.Coalesce, job.Principal
+	if x.later && x.coalesces && m.rng.IntN(3) > 0 {
+		x.quiet = true
+		job.QuietPeriod, job.MaxDelay = modelLater, 2*modelLater
+	} else if x.later {
+		job.Delay = modelLater
+	}
+	if err := m.joined(); err != nil {
+		return err
+	}
+	m.all, m.byID[x.id] = append(m.all, x), x
+	if old := m.slots[x.slot()]; x.coalesces && old != nil && old.fresh() {
+		m.replace(old, x)
+	} else if x.key != "" && !x.delayed {
+		m.lines[x.key] = append(m.lines[x.key], x)
+	}
+	if x.coalesces {
+		m.slots[x.slot()] = x
+	}
+	return nil
+}
+
 // replace gives a message the place of another one.
 func (m *model) replace(old, x *modelMessage) {
 	m.happened["replaced"]++
@@ -91,100 +97,6 @@ func (m *model) replace(old, x *modelMessage) {
 	}
 	m.end(old, StateSuperseded)
 	old.by = x.id
-}
-
-// weigh holds the bytes that were counted against what is stored, and what halts keys or is due against the model.
-func (m *model) weigh() error {
-	pipe, hashes := m.q.rdb.Pipeline(), map[int]*redis.MapStringStringCmd{}
-	for _, key := range []int{keyMessages, keyDeadLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
-		hashes[key] = pipe.HGetAll(context.Background(), m.q.partitions[0].keys[key])
-	}
-	payloads := map[string]*redis.IntCmd{}
-	for i := range len(m.all) + m.purged {
-		if id := fmt.Sprint("m", i); len(workOf(id)) > maxInline {
-			payloads[id] = pipe.StrLen(context.Background(), m.q.partitions[0].payloadKey(id))
-		}
-	}
-	waiting := pipe.ZRange(context.Background(), m.q.partitions[0].keys[keyWaiting], 0, -1)
-	if _, err := pipe.Exec(context.Background()); err != nil {
-		return err
-	}
-	for _, key := range []string{"a", "b"} {
-		if halt, id := hashes[keyHalts].Val()[key], m.halts[key].id; halt != "" && halt[1:] != id || halt == "" && id != "" {
-			return violated("key %s is halted by %q, want %q", key, halt, id)
-		}
-		for i, x := range m.lines[key] {
-			if i > 0 && !m.lines[key][0].tooOld && !x.tooOld && slices.Contains(waiting.Val(), memberOf(x.id, key)) {
-				return violated("%s is due beside the head of its key, %s", x.id, m.lines[key][0].id)
-			}
-		}
-	}
-	hash := func(key int) map[string]string { return hashes[key].Val() }
-	records, deadLetters, uses, tries := hash(keyMessages), hash(keyDeadLetters), hash(keyUses), hash(keyAttempts)
-	for id, size := range payloads {
-		if rec := records[id]; (size.Val() > 0) != (rec != "") {
-			return violated("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
-		}
-	}
-	want, total := map[string]int{}, 0
-	for id, rec := range records {
-		x := m.byID[id]
-		n := len(rec) + 3*len(id)
-		if size := payloads[id]; size != nil {
-			n += int(size.Val())
-		}
-		if deadLetters[id] != "" {
-			total += 280 + n*5/4 + 40 + len(deadLetters[id])*5/4
-			continue
-		}
-		if x.key != "" {
-			n += 128 + 3*len(x.key)
-		}
-		if x.principal != "" {
-			n += 48 + len(x.principal)
-		}
-		if x.coalesces {
-			n += 48 + len("s"+about(x.key, "", x.principal)) + len(id)
-		}
-		size := 280 + n*5/4
-		if a, ok := readAttempts(tries[id][min(1, len(tries[id])):]); ok {
-			size += len(a.cause) * 5 / 4
-		}
-		total += size
-		if x.key != "" {
-			want["k"+x.key] += size
-		}
-		if x.principal != "" {
-			want["p"+x.principal] += size
-		}
-	}
-	for field, n := range uses {
-		if field[0] != 's' && n != fmt.Sprint(want[field]) {
-			return violated("%s takes %s bytes for the queue, and %d are there", field, n, want[field])
-		}
-		if id := uses[field]; field[0] == 's' && (m.byID[id] == nil || m.slots[m.byID[id].slot()] != m.byID[id]) {
-			return violated("%q is to be replaced, and should not", id)
-		}
-	}
-	for field, n := range want {
-		if uses[field] != fmt.Sprint(n) {
-			return violated("%s takes %q bytes for the queue, and %d are there", field, uses[field], n)
-		}
-	}
-	counts := hash(keyCounts)
-	if counts["bytes"] != fmt.Sprint(total) && total > 0 {
-		return violated("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
-	}
-	for i := range buckets {
-		total = 0
-		for id, text := range hash(keyEnded + i) {
-			total += 40 + (len(id)+len(text))*5/4
-		}
-		if n := counts[fmt.Sprint("ended", i)]; total > 0 && n != fmt.Sprint(total) {
-			return violated("what ended takes %s bytes for the queue, and %d are there", n, total)
-		}
-	}
-	return nil
 }
 
 // look has a claim without a slot look at the queue.

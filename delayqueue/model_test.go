@@ -285,6 +285,12 @@ func (m *model) drain() error {
 			break
 		}
 	}
+	return m.isEmpty()
+}
+
+// isEmpty returns what is left in Redis of messages that have ended.
+func (m *model) isEmpty() error {
+	p := m.q.partitions[0]
 	for _, set := range []int{keyWaiting, keyRunning, keyFIFOs} {
 		left, err := m.q.rdb.ZRange(context.Background(), p.keys[set], 0, -1).Result()
 		if err != nil {

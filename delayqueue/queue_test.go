@@ -149,6 +149,7 @@ func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {
 	}
 }
 
+// TestQueue_BadOptionsAreRefusedAtConstruction is long since most of it is tables.
 func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
 	q, err := delayqueue.New(rdb, "Az09._-")

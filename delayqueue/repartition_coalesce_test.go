@@ -166,6 +166,26 @@ func (s *saves) newestRuns(q *Queue) error {
 	return nil
 }
 
+// saveSome saves n documents. Now and then it dies between two steps.
+func (s *saves) saveSome(to *Queue, random *rand.Rand, n int) {
+	for range n {
+		job := Job{Key: fmt.Sprint("doc", random.IntN(5)), Principal: fmt.Sprint("u", random.IntN(2))}
+		q := to
+		switch random.IntN(10) {
+		case 0:
+			job.Delay = time.Duration(random.IntN(100)) * time.Millisecond
+		case 1:
+			job.QuietPeriod, job.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
+		case 2:
+			d := &dying{}
+			d.left.Store(1 + random.Int64N(6))
+			q = s.queue(d)
+		}
+		s.save(q, job)
+		time.Sleep(time.Duration(random.Int64N(int64(4 * time.Millisecond))))
+	}
+}
+
 // coalescings plays a history: 12 callers in four processes save five documents of two principals, which others hold, while the
 // number of partitions changes and three workers try. Some callers die between two steps.
 func coalescings(t *testing.T, env *redistest.Env, seed uint64, hook redis.Hook) error {
@@ -194,26 +214,8 @@ func coalescings(t *testing.T, env *redistest.Env, seed uint64, hook redis.Hook)
 		each = 5
 	}
 	for i := range 12 {
-		seed := random.Uint64()
-		callers.Go(func() {
-			random := rand.New(rand.NewPCG(seed, 2))
-			for range each {
-				job := Job{Key: fmt.Sprint("doc", random.IntN(5)), Principal: fmt.Sprint("u", random.IntN(2))}
-				q := queues[i%4]
-				switch random.IntN(10) {
-				case 0:
-					job.Delay = time.Duration(random.IntN(100)) * time.Millisecond
-				case 1:
-					job.QuietPeriod, job.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
-				case 2:
-					d := &dying{}
-					d.left.Store(1 + random.Int64N(6))
-					q = s.queue(d)
-				}
-				s.save(q, job)
-				time.Sleep(time.Duration(random.Int64N(int64(4 * time.Millisecond))))
-			}
-		})
+		random := rand.New(rand.NewPCG(random.Uint64(), 2))
+		callers.Go(func() { s.saveSome(queues[i%4], random, each) })
 	}
 	for _, n := range []int{3, 1, 4} {
 		time.Sleep(time.Duration(10+random.IntN(40)) * time.Millisecond)

@@ -17,6 +17,7 @@ import (
 )
 
 // A process that neither enqueues nor works, and has read the manifest before, finds what is in the new partitions, whatever it asks first.
+// It is long since most of it is a table.
 func TestRepartition_EveryProcessFindsWhatIsNew(t *testing.T) {
 	const callers = 10
 	ctx := t.Context()

@@ -70,77 +70,26 @@ func (h *halts) release(ctx context.Context, q *Queue, redrive bool) (bool, erro
 func (h *halts) play(t *testing.T, env *redistest.Env, seed uint64, timeout time.Duration, hook redis.Hook) error {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 1))
-	prefix := fmt.Sprintf("%s-%d", env.Prefix, seed)
-	queue := func() *Queue {
-		rdb := env.Client(t)
-		if hook != nil {
-			rdb.AddHook(hook)
-		}
-		q, err := New(rdb, "q", WithPrefix(prefix), WithHaltOnDeath(HaltParked))
-		require.NoError(t, err)
-		return q
-	}
 	h.halted, h.first, h.mended, h.done = map[string]string{}, map[string]string{}, map[string]bool{}, map[string]int{}
-	queues := []*Queue{queue(), queue(), queue()}
-	var stops []func()
-	defer func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}()
-	for _, q := range queues {
-		locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
-		require.NoError(t, err)
-		w, err := NewWorker(q, locker, h.handle, WithConflictBackoff(5*time.Millisecond, 20*time.Millisecond), WithLogger(slog.New(slog.DiscardHandler)))
-		require.NoError(t, err)
-		require.NoError(t, w.Start())
-		stops = append(stops, func() {
-			_ = w.Stop(context.Background())
-			_ = locker.Close()
-		})
-	}
+	queues, stop := h.start(t, env, fmt.Sprintf("%s-%d", env.Prefix, seed), hook)
+	defer stop()
 	enqueue := func(q *Queue, job Job) {
 		job.MaxAge = time.Minute
 		if _, err := q.Enqueue(context.Background(), job); err != nil {
 			t.Errorf("enqueue: %v", err)
 		}
 	}
-	reaches := func(ok func(Stats) bool) error {
-		for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
-			if s, err := queues[0].Stats(t.Context()); err != nil || time.Now().After(end) {
-				return fmt.Errorf("%+v: %w", s, errors.Join(err, errHistory))
-			} else if ok(s) {
-				return nil
-			}
-		}
-	}
-	// A partition with nothing but a dead letter, which every worker has looked into.
-	enqueue(queues[0], Job{Key: "alone", Name: "bad"})
-	if err := reaches(func(s Stats) bool { return s.Dead == 1 }); err != nil {
+	if err := leaveOneDead(t, queues, enqueue, timeout); err != nil {
 		return err
-	}
-	if err := queues[0].Repartition(t.Context(), 2); err != nil {
-		return fmt.Errorf("%w: %w", errHistory, err)
-	}
-	for i := range 20 {
-		enqueue(queues[i%3], Job{Key: fmt.Sprint("other", i)})
-	}
-	if err := reaches(func(s Stats) bool { return s.Totals.Done == 20 }); err != nil {
-		return err
-	}
-	for i := range 5 {
-		enqueue(queues[i%3], Job{Key: "alone"})
 	}
 	producers, messages := 6, 30
 	if !env.Real { // it is slow
 		messages = 10
 	}
-	want := 1 + 20 + 5 + producers*messages
 	var all sync.WaitGroup
 	for i := range producers {
-		seed := random.Uint64()
+		random := rand.New(rand.NewPCG(random.Uint64(), 2))
 		all.Go(func() {
-			random := rand.New(rand.NewPCG(seed, 2))
 			for n := range messages {
 				job := Job{ID: fmt.Sprintf("%d-%d", i, n), Key: fmt.Sprint("k", random.IntN(5))}
 				if random.IntN(8) == 0 {
@@ -164,6 +113,76 @@ func (h *halts) play(t *testing.T, env *redistest.Env, seed uint64, timeout time
 		}
 	})
 	all.Wait()
+	return h.drain(t, queues, deadAndBehind+producers*messages, timeout)
+}
+
+// start starts three processes, each with a worker.
+func (h *halts) start(t *testing.T, env *redistest.Env, prefix string, hook redis.Hook) (queues []*Queue, stop func()) {
+	t.Helper()
+	var stops []func()
+	for range 3 {
+		rdb := env.Client(t)
+		if hook != nil {
+			rdb.AddHook(hook)
+		}
+		q, err := New(rdb, "q", WithPrefix(prefix), WithHaltOnDeath(HaltParked))
+		require.NoError(t, err)
+		locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
+		require.NoError(t, err)
+		w, err := NewWorker(q, locker, h.handle, WithConflictBackoff(5*time.Millisecond, 20*time.Millisecond), WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		require.NoError(t, w.Start())
+		stops = append(stops, func() {
+			_ = w.Stop(context.Background())
+			_ = locker.Close()
+		})
+		queues = append(queues, q)
+	}
+	return queues, func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// deadAndBehind is how many messages leaveOneDead stores.
+const deadAndBehind = 1 + 20 + 5
+
+// leaveOneDead leaves a partition with nothing but a dead letter, which every worker has looked into, and messages of its key in the
+// next one.
+func leaveOneDead(t *testing.T, queues []*Queue, enqueue func(*Queue, Job), timeout time.Duration) error {
+	t.Helper()
+	reaches := func(ok func(Stats) bool) error {
+		for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
+			if s, err := queues[0].Stats(t.Context()); err != nil || time.Now().After(end) {
+				return fmt.Errorf("%+v: %w", s, errors.Join(err, errHistory))
+			} else if ok(s) {
+				return nil
+			}
+		}
+	}
+	enqueue(queues[0], Job{Key: "alone", Name: "bad"})
+	if err := reaches(func(s Stats) bool { return s.Dead == 1 }); err != nil {
+		return err
+	}
+	if err := queues[0].Repartition(t.Context(), 2); err != nil {
+		return fmt.Errorf("%w: %w", errHistory, err)
+	}
+	for i := range 20 {
+		enqueue(queues[i%3], Job{Key: fmt.Sprint("other", i)})
+	}
+	if err := reaches(func(s Stats) bool { return s.Totals.Done == 20 }); err != nil {
+		return err
+	}
+	for i := range 5 {
+		enqueue(queues[i%3], Job{Key: "alone"})
+	}
+	return nil
+}
+
+// drain ends halts until all messages have been done, each once.
+func (h *halts) drain(t *testing.T, queues []*Queue, want int, timeout time.Duration) error {
+	t.Helper()
 	for end := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := h.release(t.Context(), queues[1], rand.IntN(2) == 0); err != nil {
 			return fmt.Errorf("%w: %w", errHistory, err)

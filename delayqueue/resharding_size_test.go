@@ -46,6 +46,7 @@ func TestReshard_LosesNoLock(t *testing.T) {
 	}
 }
 
+// test is long since it is one story.
 func (l parkedLoad) test(t *testing.T) {
 	t.Helper()
 	m := l.onCluster(t)

@@ -98,103 +98,111 @@ func TestReshard_UnderLoad(t *testing.T) {
 
 func (l reshardingLoad) test(t *testing.T) {
 	t.Helper()
-	const producers = 10 // each with a key
 	c := redistest.StartCluster(t, 3, 0)
-	b := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(100_000))
+	r := &resharded{bench: onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(100_000))}
 	home, away := c.NodeOf(t, "{"+nameInSlot0+"}"), c.AnotherThan(t, "{"+nameInSlot0+"}")
 
-	var (
-		acked    [producers][]string
-		refused  atomic.Int64
-		all      sync.WaitGroup
-		enqueues longest
-	)
-	produce := func(p int) {
-		n := len(acked[p])
-		job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, n), Key: fmt.Sprint("k", p)}
-		job.Payload = payloadOf(job.ID)
-		switch n % 100 {
-		case 50:
-			job.Name = namePoison
-		case 51:
-			job.MaxAge = time.Millisecond
-		}
-		began := time.Now()
-		_, err := b.queue.Enqueue(context.Background(), job)
-		for ; errors.Is(err, core.ErrUnavailable); _, err = b.queue.Enqueue(context.Background(), job) {
-			refused.Add(1)
-			time.Sleep(10 * time.Millisecond)
-		}
-		enqueues.see(time.Since(began))
-		if assert.NoError(t, err) {
-			acked[p] = append(acked[p], job.ID)
-		}
-	}
-	for p := range producers {
+	var all sync.WaitGroup
+	for p := range r.acked {
 		all.Go(func() {
-			for range l.parked / producers {
-				produce(p)
+			for range l.parked / len(r.acked) {
+				r.produce(p)
 			}
 		})
 	}
 	all.Wait()
-
-	var (
-		r    ran
-		gaps longest // between one run and the next
-		last atomic.Int64
-	)
-	last.Store(time.Now().UnixNano())
-	work := func(ctx context.Context, m delayqueue.Message) error {
-		now := time.Now().UnixNano()
-		gaps.see(time.Duration(now - last.Swap(now)))
-		time.Sleep(time.Millisecond)
-		_ = r.handle(ctx, m)
-		if !bytes.Equal(m.Payload, payloadOf(m.ID)) {
-			return delayqueue.SkipRetry(errors.New("another payload"))
-		}
-		if m.Name == namePoison {
-			return delayqueue.SkipRetry(errors.New(namePoison))
-		}
-		return nil
-	}
+	r.last.Store(time.Now().UnixNano())
 	for range l.workers {
 		other := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(100_000))
-		other.start(work, delayqueue.WithConcurrency(producers))
+		other.start(r.work, delayqueue.WithConcurrency(len(r.acked)))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	for p := range producers {
+	for p := range r.acked {
 		all.Go(func() {
 			for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
-				produce(p)
+				r.produce(p)
 			}
 		})
 	}
 	move := func(from, to *redistest.Server) {
-		refused.Store(0)
-		enqueues.reset()
-		gaps.reset()
-		open := b.inState()
+		r.refused.Store(0)
+		r.enqueues.reset()
+		r.gaps.reset()
+		open := r.inState()
 		began := time.Now()
 		l.move(t, c, from, to)
-		took, served := time.Since(began), len(r.all())
+		took, served := time.Since(began), len(r.ran.all())
 		require.Equal(t, to.Addr, c.NodeOf(t, "{"+nameInSlot0+"}").Addr)
-		redistest.Eventually(t, func() bool { return len(r.all()) > served+producers }, "it is served at its new place")
+		redistest.Eventually(t, func() bool { return len(r.ran.all()) > served+len(r.acked) }, "it is served at its new place")
 		t.Logf("moved with %d queued in %s; %d enqueues were refused, the longest took %s with its retries; nothing was started for %s",
-			open[0], took, refused.Load(), enqueues.get(), gaps.get())
+			open[0], took, r.refused.Load(), r.enqueues.get(), r.gaps.get())
 	}
 	move(home, away)
 	move(away, home)
 	cancel()
 	all.Wait()
+	r.requireAllEnded()
+}
 
-	redistest.Eventually(t, func() bool { s := b.inState(); return s[0]+s[1] == 0 }, "all have ended")
+// resharded is such a queue, and what its producers and workers saw.
+type resharded struct {
+	*bench
+	acked    [10][]string // by producer, each of which has a key
+	refused  atomic.Int64
+	enqueues longest
+
+	ran  ran
+	gaps longest // between one run and the next
+	last atomic.Int64
+}
+
+func (r *resharded) produce(p int) {
+	n := len(r.acked[p])
+	job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, n), Key: fmt.Sprint("k", p)}
+	job.Payload = payloadOf(job.ID)
+	switch n % 100 {
+	case 50:
+		job.Name = namePoison
+	case 51:
+		job.MaxAge = time.Millisecond
+	}
+	began := time.Now()
+	_, err := r.queue.Enqueue(context.Background(), job)
+	for ; errors.Is(err, core.ErrUnavailable); _, err = r.queue.Enqueue(context.Background(), job) {
+		r.refused.Add(1)
+		time.Sleep(10 * time.Millisecond)
+	}
+	r.enqueues.see(time.Since(began))
+	if assert.NoError(r.t, err) {
+		r.acked[p] = append(r.acked[p], job.ID)
+	}
+}
+
+func (r *resharded) work(ctx context.Context, m delayqueue.Message) error {
+	now := time.Now().UnixNano()
+	r.gaps.see(time.Duration(now - r.last.Swap(now)))
+	time.Sleep(time.Millisecond)
+	_ = r.ran.handle(ctx, m)
+	if !bytes.Equal(m.Payload, payloadOf(m.ID)) {
+		return delayqueue.SkipRetry(errors.New("another payload"))
+	}
+	if m.Name == namePoison {
+		return delayqueue.SkipRetry(errors.New(namePoison))
+	}
+	return nil
+}
+
+// requireAllEnded requires that what was acknowledged has ended as it should, once, and in order.
+func (r *resharded) requireAllEnded() {
+	t := r.t
+	t.Helper()
+	redistest.Eventually(t, func() bool { s := r.inState(); return s[0]+s[1] == 0 }, "all have ended")
 	var ids []string
 	expired := map[string]bool{}
 	states := map[delayqueue.State]int{}
-	for _, id := range slices.Concat(acked[:]...) {
-		s := b.status(id)
+	for _, id := range slices.Concat(r.acked[:]...) {
+		s := r.status(id)
 		states[s.State]++
 		switch s.State {
 		case delayqueue.StateExpired:
@@ -209,8 +217,8 @@ func (l reshardingLoad) test(t *testing.T) {
 	}
 	t.Log(states)
 	require.Len(t, states, 3, "each way to end")
-	requireOnceInOrder(t, ids, r.all())
-	for _, m := range r.all() {
+	requireOnceInOrder(t, ids, r.ran.all())
+	for _, m := range r.ran.all() {
 		require.False(t, expired[m.ID], "message %s is expired, and ran", m.ID)
 	}
 }

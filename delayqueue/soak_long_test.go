@@ -28,6 +28,7 @@ import (
 
 var soakMessages = flag.Int("messages", 100_000, "how many messages the rounds of faults come to at least")
 
+// TestSoak is long since it is the list of the suite.
 func TestSoak(t *testing.T) {
 	t.Run("everything", func(t *testing.T) {
 		round := faultsRound

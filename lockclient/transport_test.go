@@ -21,6 +21,7 @@ const orders = "http://shop.example/orders/7"
 var conflict = problem(http.StatusConflict, "conflict", "2")
 
 // What may be sent again is, with the same body and the same Idempotency-Key, after the time that the response says.
+// It is long since most of it is a table.
 func TestTransport_SendsAgainWhatMayBe(t *testing.T) {
 	key := []string{"Idempotency-Key", "k1"}
 	for name, test := range map[string]struct {

@@ -96,6 +96,7 @@ func (waits) OnLost(context.Context, core.Lost)         {}
 func (waits) OnRenewed(context.Context, core.Renewed)   {}
 func (waits) OnWarning(context.Context, core.Warning)   {}
 
+// TestLocks_EachOutcomeThatIsNotAtOnce is long since most of it is a table.
 func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		tr := newTracing()
@@ -193,30 +194,36 @@ func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
 			request.End()
 			require.Len(t, tr.ours(), 1, c.outcome)
 			span := tr.one(t, "perkey.acquire")
-			require.Equal(t, trace.SpanKindInternal, span.SpanKind())
 			require.Equal(t, request.SpanContext().SpanID(), span.Parent().SpanID(), c.outcome)
 			require.Equal(t, request.SpanContext().TraceID(), span.SpanContext().TraceID())
-			require.Equal(t, c.status, span.Status().Code, c.outcome)
-			require.Empty(t, span.Status().Description, "it may name the key")
-			got := attributesOf(span)
-			require.Equal(t, string(c.outcome), got["perkey.outcome"])
-			require.Equal(t, "ship", got["perkey.name"])
-			require.Equal(t, c.status == codes.Error, got["error.type"] == string(c.outcome))
-			require.NotContains(t, got, "perkey.key")
-			if c.outcome != core.OutcomeError {
-				require.Equal(t, "exclusive", got["perkey.mode"])
-			}
-			waited, _ := got["perkey.waited"].(float64)
-			require.InDelta(t, waited, span.EndTime().Sub(span.StartTime()).Seconds(), 1e-6)
-			require.LessOrEqual(t, waited, took.Seconds())
 			require.False(t, span.StartTime().Before(before.Add(-time.Millisecond)), "it began before its call")
-			if c.outcome == core.OutcomeAcquired {
-				require.GreaterOrEqual(t, waited, 0.002)
-				require.GreaterOrEqual(t, got["perkey.attempts"], int64(2))
-				require.Equal(t, int64(1), got["perkey.waiting"])
-			}
+			requireAcquireSpan(t, span, c.outcome, c.status, took)
 		}
 	})
+}
+
+// requireAcquireSpan requires that span is that of a call that took so long, and came to that outcome.
+func requireAcquireSpan(t *testing.T, span sdk.ReadOnlySpan, outcome core.OutcomeKind, status codes.Code, took time.Duration) {
+	t.Helper()
+	require.Equal(t, trace.SpanKindInternal, span.SpanKind())
+	require.Equal(t, status, span.Status().Code, outcome)
+	require.Empty(t, span.Status().Description, "it may name the key")
+	got := attributesOf(span)
+	require.Equal(t, string(outcome), got["perkey.outcome"])
+	require.Equal(t, "ship", got["perkey.name"])
+	require.Equal(t, status == codes.Error, got["error.type"] == string(outcome))
+	require.NotContains(t, got, "perkey.key")
+	if outcome != core.OutcomeError {
+		require.Equal(t, "exclusive", got["perkey.mode"])
+	}
+	waited, _ := got["perkey.waited"].(float64)
+	require.InDelta(t, waited, span.EndTime().Sub(span.StartTime()).Seconds(), 1e-6)
+	require.LessOrEqual(t, waited, took.Seconds())
+	if outcome == core.OutcomeAcquired {
+		require.GreaterOrEqual(t, waited, 0.002)
+		require.GreaterOrEqual(t, got["perkey.attempts"], int64(2))
+		require.Equal(t, int64(1), got["perkey.waiting"])
+	}
 }
 
 func TestLocks_NothingOfCallsThatGetTheirKeyAtOnce(t *testing.T) {

@@ -89,6 +89,28 @@ func labelsOf(set attribute.Set) map[string]string {
 	return all
 }
 
+// samplesOf are the series of a Recorder's Samples.
+func samplesOf(t *testing.T, recorder *ops.Recorder) []string {
+	t.Helper()
+	all := []string{}
+	for _, s := range recorder.Snapshot().Samples() {
+		labels, value := map[string]string{}, any(s.Value)
+		for i, label := range s.Metric.Labels {
+			labels[label] = s.Labels[i]
+		}
+		if h := s.Histogram; h != nil {
+			bounds, counts := []float64{}, []int64{}
+			for _, b := range h.Buckets {
+				bounds, counts = append(bounds, b.AtMost.Seconds()), append(counts, b.Count)
+			}
+			value = fmt.Sprint(bounds, append(counts, h.Over), h.Count, h.Sum.Seconds())
+		}
+		all = append(all, series(t, s.Metric.Name, labels, value))
+	}
+	slices.Sort(all)
+	return all
+}
+
 // What a reader collects is what lockprom exports, of all sources: both have the Samples.
 func TestProducer_ProducesEachSample(t *testing.T) {
 	t.Parallel()
@@ -132,24 +154,8 @@ func TestProducer_ProducesEachSample(t *testing.T) {
 		}
 	}
 
-	want := []string{}
-	for _, s := range recorder.Snapshot().Samples() {
-		labels, value := map[string]string{}, any(s.Value)
-		for i, label := range s.Metric.Labels {
-			labels[label] = s.Labels[i]
-		}
-		if h := s.Histogram; h != nil {
-			bounds, counts := []float64{}, []int64{}
-			for _, b := range h.Buckets {
-				bounds, counts = append(bounds, b.AtMost.Seconds()), append(counts, b.Count)
-			}
-			value = fmt.Sprint(bounds, append(counts, h.Over), h.Count, h.Sum.Seconds())
-		}
-		want = append(want, series(t, s.Metric.Name, labels, value))
-	}
-	slices.Sort(want)
 	slices.Sort(got)
-	assert.Equal(t, want, got)
+	assert.Equal(t, samplesOf(t, recorder), got)
 	assert.NotContains(t, strings.Join(got, "\n"), "secret")
 	for _, m := range ops.Metrics() {
 		assert.Equal(t, m.Type, kinds[m.Name], "%s: its source has told", m.Name)

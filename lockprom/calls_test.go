@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +17,6 @@ import (
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -58,6 +55,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func nothing(context.Context) error { return nil }
 
+// forKeys is long since it is a list of what a call or a lease can come to.
 func (c *calls) forKeys() {
 	const calls, lost = "perkey_lock_calls_total", "perkey_lock_lost_total"
 	l, rival := c.locker(core.WithObserver(c.recorder.Locks(core.NopObserver{})), core.WithMaxWaiters(1, 10)), c.locker()
@@ -267,89 +265,6 @@ func (c *calls) oldMessages() {
 	<-ran
 }
 
-func (c *calls) ofRoutes() {
-	const path = "/law"
-	l, rival := c.locker(), c.locker()
-	store, err := idempotency.New(c.rdb, idempotency.WithPrefix(c.env.Prefix+":routes"))
-	require.NoError(c, err)
-	oops := errors.New("oops")
-	ok := func(http.ResponseWriter, *http.Request) {}
-	type request struct {
-		kind    httplock.OutcomeKind
-		status  int
-		method  string // empty: POST
-		policy  core.ConflictPolicy
-		handler http.HandlerFunc // nil: the key is held, and it does not run
-		key     error            // of the key function
-		timeout time.Duration
-		leaves  bool
-		once    bool
-	}
-	send := func(x request) {
-		c.Helper()
-		key := func(*http.Request) (string, error) { return "route", x.key }
-		opts := []httplock.Option{httplock.WithObserver(c.recorder.Requests(nil)), httplock.WithAnonymous(), httplock.WithLogger(quiet())}
-		if x.once {
-			opts = append(opts, httplock.WithIdempotency(store))
-		}
-		if x.policy == nil {
-			x.policy = core.RejectConflicts
-		}
-		if x.method == "" {
-			x.method = http.MethodPost
-		}
-		if x.handler == nil {
-			defer c.hold(rival, "route")()
-		}
-		mux := http.NewServeMux()
-		mux.Handle(path, httplock.PerKey(l.Guard(x.policy), key, opts...)(x.handler))
-		ctx, cancel := context.WithCancel(c.Context())
-		defer cancel()
-		if x.timeout > 0 {
-			ctx, cancel = context.WithTimeout(ctx, x.timeout)
-			defer cancel()
-		}
-		if x.leaves {
-			defer time.AfterFunc(30*time.Millisecond, cancel).Stop()
-		}
-		r := httptest.NewRequestWithContext(ctx, x.method, path, strings.NewReader("x"))
-		if x.once {
-			r.Header.Set("Idempotency-Key", "a")
-		}
-		w := httptest.NewRecorder()
-		func() {
-			defer func() { require.Equal(c, x.kind == httplock.OutcomePanicked, recover() != nil) }()
-			mux.ServeHTTP(w, r)
-		}()
-		require.Equal(c, x.status, w.Code, x.kind)
-		c.add("perkey_http_requests_total", x.method+" "+path, string(x.kind))
-	}
-	for _, x := range []request{
-		{kind: httplock.OutcomeRan, status: 200, handler: ok},
-		{kind: httplock.OutcomePassed, status: 200, handler: ok, method: http.MethodGet},
-		{kind: httplock.OutcomePanicked, status: 200, handler: func(http.ResponseWriter, *http.Request) { panic("oops") }},
-		{kind: httplock.OutcomeLost, status: 500, handler: func(_ http.ResponseWriter, r *http.Request) {
-			info, err := rival.Inspect(c.Context(), "route")
-			require.NoError(c, err)
-			_, err = rival.ForceRelease(c.Context(), "route", info.Holders[0].Fence)
-			require.NoError(c, err)
-			<-r.Context().Done()
-		}},
-		{kind: httplock.OutcomeConflict, status: 409},
-		{kind: httplock.OutcomeParked, status: 202, policy: &testbed.Parking{}},
-		{kind: httplock.OutcomeRan, status: 200, handler: ok, once: true},
-		{kind: httplock.OutcomeDuplicate, status: 200, handler: ok, once: true},
-		{kind: httplock.OutcomeShed, status: 503, policy: testbed.Failing{Err: delayqueue.ErrQueueFull}},
-		{kind: httplock.OutcomeCancelled, status: 499, policy: testbed.Patient{}, leaves: true},
-		{kind: httplock.OutcomeDeadline, status: 503, policy: testbed.Patient{}, timeout: 30 * time.Millisecond},
-		{kind: httplock.OutcomeUnavailable, status: 503, policy: testbed.Failing{Err: core.ErrUnavailable}},
-		{kind: httplock.OutcomeRefused, status: 400, handler: ok, key: httplock.BadKey(nil)},
-		{kind: httplock.OutcomeError, status: 500, policy: testbed.Failing{Err: oops}},
-	} {
-		send(x)
-	}
-}
-
 func (c *calls) ofIdempotencyKeys() {
 	s, err := idempotency.New(c.rdb, idempotency.WithPrefix(c.env.Prefix), idempotency.WithObserver(c.recorder.Idempotency(nil)))
 	require.NoError(c, err)
@@ -393,6 +308,7 @@ func (c *calls) ofIdempotencyKeys() {
 const tasks = "perkey_tasks_total"
 
 // ofTasks runs tasks whose payload says what they come to.
+// It is long since it is one story.
 func (c *calls) ofTasks() {
 	l, rival := c.locker(), c.locker()
 	skip := asynqlock.WithSkip(func(_ context.Context, t *asynq.Task) bool { return string(t.Payload()) == `"skipped"` })

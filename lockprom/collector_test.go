@@ -183,6 +183,7 @@ func TestCollector_ExportsEachSample(t *testing.T) {
 }
 
 // No outcome and no cause is dropped, or counted as another.
+// It is long since it is a list of kinds.
 func TestCollector_ExportsEachKind(t *testing.T) {
 	t.Parallel()
 	recorder := ops.NewRecorder()

@@ -37,6 +37,7 @@ func process(t *testing.T, rdb *redis.Client, prefix, key string) (end func()) {
 	}
 }
 
+// TestFleet_ExportsTheTable is long since it is one story.
 func TestFleet_ExportsTheTable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)

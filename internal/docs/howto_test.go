@@ -139,6 +139,7 @@ func fenced(db *sql.DB, status func(context.Context, *sql.DB, int64) (string, er
 // Whether the fence holds is tested with databases in sqlfence/sqltest, and in examples/shop.
 var _ = fenced
 
+// TestHowto_APaymentThatIsMadeAgainRunsOnce is long since it is one story.
 func TestHowto_APaymentThatIsMadeAgainRunsOnce(t *testing.T) {
 	t.Parallel()
 	env := locktest.New(t, locktest.WithPrefix("shop"))

@@ -302,6 +302,7 @@ func TestAdd_WhenNoGoroutineCanBeHadTheGroupIsClosed(t *testing.T) {
 
 // Many callers add, leave, enter; a node goes down and up; then all ends. Each item is run,
 // returned or refused, once.
+// It is long since it is one story.
 func TestGroup_EachItemHasOneEnd(t *testing.T) {
 	type item struct{ left, ends atomic.Int32 }
 	var running sync.WaitGroup

@@ -39,6 +39,7 @@ func stairs(line string) string {
 }
 
 // Without the bounds of parse some of these take minutes and gigabytes.
+// It is long since most of it is a table.
 func TestDecode_HostileDocuments(t *testing.T) {
 	hostile := map[string]string{
 		"a megabyte":              strings.Repeat("a", 1<<20),

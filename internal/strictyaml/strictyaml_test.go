@@ -136,6 +136,7 @@ shape: [round, {form: flat}]
 }
 
 // What is wrong is told with its place, and all of it.
+// It is long since most of it is a table.
 func TestDecode_Problems(t *testing.T) {
 	t.Parallel()
 	const names = "; expected duration, flag, in, keys, list, lists, login, map, number, numbers, section, shape, size, text, word or zero"

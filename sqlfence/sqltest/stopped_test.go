@@ -58,6 +58,7 @@ var stops = flag.Int("stops", 8, "how often each process is stopped for longer t
 
 // Processes that ignore their contexts are stopped at any moment, for about as long as their
 // leases last, or longer.
+// It is long since it is one story.
 func TestStopped_AtAnyMoment(t *testing.T) {
 	for recipe := range recipes {
 		t.Run(recipe, func(t *testing.T) {

@@ -83,27 +83,32 @@ func (w *world) ask(c *call, u waitqueue.Request) {
 			return
 		}
 		w.note("answer to call %d: %+v %v", c.id, a, err)
-		until := w.config.Validity(u.Sent, firstLease)
-		if err != nil || a.fence != 0 && w.config.Expired(until, w.now) {
-			w.orphaned(u.Token, a.fence, a.server)
-			w.unanswered(c, waitqueue.Failure{Err: errOutage})
-			w.afterFailure(c)
-			return
-		}
-		c.request = nil
-		w.model.answered(u.Token)
-		if a.fence != 0 {
-			w.model.room, w.model.wanted = a.room, a.wanted
-			w.run(c.queue, nil, c.queue.Granted(w.now, &c.Call, waitqueue.Grant{Token: u.Token, Fence: a.fence, Wanted: a.wanted, Room: a.room, Until: until}))
-		} else {
-			w.model.refused(u.Token, u.Sent, a)
-			w.run(c.queue, nil, c.queue.Refused(w.now, &c.Call, &waitqueue.Refusal{
-				Token: u.Token, Sent: u.Sent, Polls: polls,
-				Remaining: a.remaining, Server: a.server, Place: a.place, Length: a.length,
-			}))
-		}
-		w.proceed(c)
+		w.answered(c, &u, a, err, polls)
 	})
+}
+
+// answered goes on with a call whose request has come back.
+func (w *world) answered(c *call, u *waitqueue.Request, a answer, err error, polls bool) {
+	until := w.config.Validity(u.Sent, firstLease)
+	if err != nil || a.fence != 0 && w.config.Expired(until, w.now) {
+		w.orphaned(u.Token, a.fence, a.server)
+		w.unanswered(c, waitqueue.Failure{Err: errOutage})
+		w.afterFailure(c)
+		return
+	}
+	c.request = nil
+	w.model.answered(u.Token)
+	if a.fence != 0 {
+		w.model.room, w.model.wanted = a.room, a.wanted
+		w.run(c.queue, nil, c.queue.Granted(w.now, &c.Call, waitqueue.Grant{Token: u.Token, Fence: a.fence, Wanted: a.wanted, Room: a.room, Until: until}))
+	} else {
+		w.model.refused(u.Token, u.Sent, a)
+		w.run(c.queue, nil, c.queue.Refused(w.now, &c.Call, &waitqueue.Refusal{
+			Token: u.Token, Sent: u.Sent, Polls: polls,
+			Remaining: a.remaining, Server: a.server, Place: a.place, Length: a.length,
+		}))
+	}
+	w.proceed(c)
 }
 
 // afterFailure goes on with a call whose request failed: if it was informed it waits on.

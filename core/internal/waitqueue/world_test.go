@@ -231,30 +231,9 @@ func (w *world) proceed(c *call) {
 	c.woken = false
 	c.runs++
 	for !c.gone && c.request == nil {
-		if h := c.grant; h != nil {
-			c.grant = nil
-			late := w.chance(2) // word of the loss comes after the call has seen it
-			if w.chance(40) && !h.lost {
-				delete(w.redis.holders, h.token)
-				h.lost = true
-				delete(w.holds, h)
-				if !late {
-					w.lost(h)
-				}
-			}
-			if !h.lost {
-				w.use(c, h)
+		if c.grant != nil {
+			if w.useOrRejoin(c) {
 				return
-			}
-			w.note("call %d rejoins", c.id)
-			c.queue = w.current(true)
-			c.queue.Rejoin(&c.Call, h.fence)
-			w.model.rejoined(c, h)
-			if late {
-				w.lost(h)
-			}
-			if w.chance(2) {
-				w.mayLeave(c, 3)
 			}
 			continue
 		}
@@ -301,6 +280,36 @@ func (w *world) proceed(c *call) {
 		})
 		return
 	}
+}
+
+// useOrRejoin has a call use its grant, unless that was lost: then it queues again.
+func (w *world) useOrRejoin(c *call) (uses bool) {
+	h := c.grant
+	c.grant = nil
+	late := w.chance(2) // word of the loss comes after the call has seen it
+	if w.chance(40) && !h.lost {
+		delete(w.redis.holders, h.token)
+		h.lost = true
+		delete(w.holds, h)
+		if !late {
+			w.lost(h)
+		}
+	}
+	if !h.lost {
+		w.use(c, h)
+		return true
+	}
+	w.note("call %d rejoins", c.id)
+	c.queue = w.current(true)
+	c.queue.Rejoin(&c.Call, h.fence)
+	w.model.rejoined(c, h)
+	if late {
+		w.lost(h)
+	}
+	if w.chance(2) {
+		w.mayLeave(c, 3)
+	}
+	return false
 }
 
 func (w *world) leave(c *call) {

@@ -18,6 +18,7 @@ func held(id int64, client int, fence, seen, alive int64) history.Op {
 	}
 }
 
+// TestFailovers is long since most of it is a table.
 func TestFailovers(t *testing.T) {
 	t.Parallel()
 	ms := int64(time.Millisecond)

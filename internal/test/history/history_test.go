@@ -108,6 +108,7 @@ var (
 	bad       = func(windows, fences, linear bool) verdict { return verdict{windows, fences, linear} }
 )
 
+// TestHistories is long since most of it is a table.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

@@ -1,0 +1,124 @@
+package delayqueue
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// inRedis is what Redis has of a model's messages.
+type inRedis struct {
+	hashes   map[int]*redis.MapStringStringCmd // by what they hold
+	payloads map[string]*redis.IntCmd          // sizes of those beside their records, by id
+	waiting  *redis.StringSliceCmd
+}
+
+func (s inRedis) hash(key int) map[string]string { return s.hashes[key].Val() }
+
+func (m *model) inRedis() (inRedis, error) {
+	ctx, p := context.Background(), m.q.partitions[0]
+	pipe, s := m.q.rdb.Pipeline(), inRedis{hashes: map[int]*redis.MapStringStringCmd{}, payloads: map[string]*redis.IntCmd{}}
+	for _, key := range []int{keyMessages, keyDeadLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
+		s.hashes[key] = pipe.HGetAll(ctx, p.keys[key])
+	}
+	for i := range len(m.all) + m.purged {
+		if id := fmt.Sprint("m", i); len(workOf(id)) > maxInline {
+			s.payloads[id] = pipe.StrLen(ctx, p.payloadKey(id))
+		}
+	}
+	s.waiting = pipe.ZRange(ctx, p.keys[keyWaiting], 0, -1)
+	_, err := pipe.Exec(ctx)
+	return s, err
+}
+
+// weigh holds the bytes that were counted against what is stored, and what halts keys or is due against the model.
+func (m *model) weigh() error {
+	s, err := m.inRedis()
+	if err != nil {
+		return err
+	}
+	for _, key := range []string{"a", "b"} {
+		if halt, id := s.hash(keyHalts)[key], m.halts[key].id; halt != "" && halt[1:] != id || halt == "" && id != "" {
+			return violated("key %s is halted by %q, want %q", key, halt, id)
+		}
+		for i, x := range m.lines[key] {
+			if i > 0 && !m.lines[key][0].tooOld && !x.tooOld && slices.Contains(s.waiting.Val(), memberOf(x.id, key)) {
+				return violated("%s is due beside the head of its key, %s", x.id, m.lines[key][0].id)
+			}
+		}
+	}
+	uses := s.hash(keyUses)
+	for id, size := range s.payloads {
+		if rec := s.hash(keyMessages)[id]; (size.Val() > 0) != (rec != "") {
+			return violated("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
+		}
+	}
+	want, total := m.sizes(s)
+	for field, n := range uses {
+		if field[0] != 's' && n != fmt.Sprint(want[field]) {
+			return violated("%s takes %s bytes for the queue, and %d are there", field, n, want[field])
+		}
+		if id := uses[field]; field[0] == 's' && (m.byID[id] == nil || m.slots[m.byID[id].slot()] != m.byID[id]) {
+			return violated("%q is to be replaced, and should not", id)
+		}
+	}
+	for field, n := range want {
+		if uses[field] != fmt.Sprint(n) {
+			return violated("%s takes %q bytes for the queue, and %d are there", field, uses[field], n)
+		}
+	}
+	counts := s.hash(keyCounts)
+	if counts["bytes"] != fmt.Sprint(total) && total > 0 {
+		return violated("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
+	}
+	for i := range buckets {
+		total = 0
+		for id, text := range s.hash(keyEnded + i) {
+			total += 40 + (len(id)+len(text))*5/4
+		}
+		if n := counts[fmt.Sprint("ended", i)]; total > 0 && n != fmt.Sprint(total) {
+			return violated("what ended takes %s bytes for the queue, and %d are there", n, total)
+		}
+	}
+	return nil
+}
+
+// sizes are the bytes of what is queued, running or dead: those of each key and principal but for dead letters, and all.
+func (m *model) sizes(s inRedis) (by map[string]int, total int) {
+	deadLetters, tries := s.hash(keyDeadLetters), s.hash(keyAttempts)
+	by = map[string]int{}
+	for id, rec := range s.hash(keyMessages) {
+		x := m.byID[id]
+		n := len(rec) + 3*len(id)
+		if size := s.payloads[id]; size != nil {
+			n += int(size.Val())
+		}
+		if deadLetters[id] != "" {
+			total += 280 + n*5/4 + 40 + len(deadLetters[id])*5/4
+			continue
+		}
+		if x.key != "" {
+			n += 128 + 3*len(x.key)
+		}
+		if x.principal != "" {
+			n += 48 + len(x.principal)
+		}
+		if x.coalesces {
+			n += 48 + len("s"+about(x.key, "", x.principal)) + len(id)
+		}
+		size := 280 + n*5/4
+		if a, ok := readAttempts(tries[id][min(1, len(tries[id])):]); ok {
+			size += len(a.cause) * 5 / 4
+		}
+		total += size
+		if x.key != "" {
+			by["k"+x.key] += size
+		}
+		if x.principal != "" {
+			by["p"+x.principal] += size
+		}
+	}
+	return by, total
+}
