@@ -60,7 +60,7 @@ func TestRecord_ARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
 
 func TestRecord_TheMutantThatExpiresAtOnceIsCaught(t *testing.T) {
 	t.Parallel()
-	const floor = "local LEAST = 1000\n"
+	const floor = "local LEAST = 10\n"
 	script := store.Sources["acquire"]
 	require.Equal(t, 1, strings.Count(script, floor))
 	script = strings.Replace(script, floor, "local LEAST = 0\n", 1)

@@ -213,7 +213,7 @@ var thinMutants = []struct{ name, script, old, new string }{
 	{"anybody renews what is thin", "renew", "replies[i] = mine and 1 or 0", "replies[i] = 1"},
 	{"nobody renews what is thin", "renew", "replies[i] = mine and 1 or 0", "replies[i] = 0"},
 	{"a stranger lengthens what is thin", "renew", "if mine and redis", "if redis"},
-	{"what is thin is not lengthened", "renew", "      redis.call('PEXPIRE', key, lease)\n", ""},
+	{"what is thin is not lengthened", "renew", "      redis.call('PEXPIRE', key, math.max(lease, LEAST))\n", ""},
 	{"what is thin is shortened", "renew", "and redis.call('PTTL', key) < lease then", "then"},
 	{"what is thin ends at once for who looks", "inspect", "now + redis.call('PTTL', key)", "now"},
 	{"a secret is told", "inspect", "string.match(holder, '^(%d+:.*)%.')", "holder"},

@@ -5,7 +5,6 @@ local AGED = 10000 -- with fewer ms than these left a refresh writes ALIVE more,
 local BLOCK = 65536 -- fences that an exclusive grant may use in its process
 local QUEUE = 1024 -- tokens in the queue at most
 local SECRET = 16 -- digits at the end of a token that no message shows: a channel may have listeners without the right to read records
--- The shortest expiry of a HASH, in ms: PEXPIRE with a time that is over deletes it, and a record that is then
--- written anew would never expire. Redis 7.0 reads the clock twice in a PEXPIRE: once for when the record
--- expires, and then for whether that is over. On a loaded machine it can be stopped in between.
-local LEAST = 1000
+-- The shortest expiry of a record, in ms: PEXPIRE with a time that is over deletes
+-- it, and a record that is then written anew would never expire.
+local LEAST = 10

@@ -24,7 +24,7 @@ for i, key in ipairs(KEYS) do
     local mine = string.sub(texts[i], 1, #its) == its
     replies[i] = mine and 1 or 0
     if mine and redis.call('PTTL', key) < lease then
-      redis.call('PEXPIRE', key, lease)
+      redis.call('PEXPIRE', key, math.max(lease, LEAST))
     end
   else
     local record = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'v')
