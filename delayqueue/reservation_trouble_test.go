@@ -89,30 +89,40 @@ func TestReservation_AShortReservationWindowHoldsWhileAWorkerTries(t *testing.T)
 	})
 }
 
-// That the end of a reservation did not reach Redis once keeps the key for nobody.
+// That the end of a reservation did not reach Redis once keeps the key for nobody, whatever came of its message.
 func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		rdb := env.Client(t)
-		var failed atomic.Int64
-		failing(rdb, func(cmd redis.Cmder) bool { // unreserve: a key, '' and a fence
-			args := cmd.Args()
-			return len(args) == 6 && args[4] == "" && args[2] == 1 && failed.Add(1) == 1
+	for name, c := range map[string]struct {
+		handler delayqueue.Handler
+		becomes delayqueue.Outcome
+	}{
+		"done":        {(&ran{}).handle, delayqueue.OutcomeDone},
+		"handed back": {handsBack, delayqueue.OutcomeReturned},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				rdb := env.Client(t)
+				var failed atomic.Int64
+				failing(rdb, func(cmd redis.Cmder) bool { // unreserve: a key, '' and a fence
+					args := cmd.Args()
+					return len(args) == 6 && args[4] == "" && args[2] == 1 && failed.Add(1) == 1
+				})
+				locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
+				require.NoError(t, err)
+				defer func() { _ = locker.Close() }()
+				b.locker = locker
+				lease := b.hold("k")
+				b.parkCall("k")
+				require.NoError(t, lease.Release(t.Context()))
+				seen := newEvents()
+				w := b.start(c.handler, delayqueue.WithObserver(seen))
+				require.Equal(t, c.becomes, next(t, seen.settled).Outcome)
+				redistest.Eventually(t, func() bool { return failed.Load() > 0 }, "nothing failed")
+				b.isNotReserved("k")
+				require.NoError(t, w.Stop(t.Context()))
+			})
 		})
-		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = locker.Close() }()
-		b.locker = locker
-		lease := b.hold("k")
-		id := b.parkCall("k")
-		require.NoError(t, lease.Release(t.Context()))
-		w := b.start((&ran{}).handle)
-		b.reaches(id, delayqueue.StateDone)
-		t.Log("failed:", failed.Load())
-		redistest.Eventually(t, func() bool { return failed.Load() > 0 }, "nothing failed")
-		b.isNotReserved("k")
-		require.NoError(t, w.Stop(t.Context()))
-	})
+	}
 }
 
 // failing has some commands of a client fail unsent.

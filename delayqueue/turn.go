@@ -298,7 +298,7 @@ func (t *turn) release(m Message, v outcome) error {
 	case v.kind == OutcomeDead && t.worker.queue.halt == HaltParked:
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case v.handedBack: // fresh calls need not wait for a message that this process cannot run
-		_ = t.unreserve(ctx, lease)
+		t.reserved = t.unreserve(ctx, lease) != nil
 	case !ended && v.delay > 0 && !v.awaitsKey: // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && t.worker.queue.hasQueuedAfter(ctx, m)):

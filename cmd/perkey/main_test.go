@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -25,9 +27,10 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/ops"
 )
 
-// patientVar has perkey wait for Redis as long as a busy machine may take.
+// patientVar has perkey wait for Redis as long as a busy machine may take, and find nothing in that.
 const patientVar = "PERKEY_TEST_PATIENT"
 
 func TestMain(m *testing.M) {
@@ -37,8 +40,27 @@ func TestMain(m *testing.M) {
 func perkey() {
 	if os.Getenv(patientVar) != "" {
 		awayAfter = time.Minute
+		readFacts = func(ctx context.Context, rdb redis.UniversalClient, o ops.ExamineOptions) (ops.Facts, error) {
+			f, err := ops.ReadFacts(ctx, rdb, o)
+			for i := range f.Servers.Value {
+				f.Servers.Value[i].RoundTrips = nil
+			}
+			return f, err
+		}
 	}
 	main()
+}
+
+// Whether it refuses connections, or takes them and says nothing.
+func TestPing_TellsSoonThatRedisIsAway(t *testing.T) {
+	for name, away := range map[string]func(testing.TB) *redis.Client{"silent": redistest.Silent, "refuses": redistest.Refuses} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			err := (&tool{rdb: away(t)}).ping(t.Context())
+			require.ErrorAs(t, err, new(*awayError), name)
+			require.LessOrEqual(t, time.Since(began), 1500*time.Millisecond, name)
+		})
+	}
 }
 
 // TestScripts runs what is in testdata. UPDATE=1 writes what perkey says into it.
@@ -47,6 +69,7 @@ func TestScripts(t *testing.T) {
 	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
+	slow, scanned := slowScans(t, server.Addr)
 	alone := redistest.Start(t, "--appendonly", "yes") // the doctor's: there is nothing to say of it
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", UpdateScripts: os.Getenv("UPDATE") != "", RequireExplicitExec: true,
@@ -61,6 +84,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("PERKEY_WHO", "ann@bastion")
 			e.Setenv(patientVar, "1")
 			e.Setenv("SERVER", server.Addr)
+			e.Setenv("SLOW", slow)
 			e.Setenv("SILENT", silent.Addr().String())
 			rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
 			b := &backstage{rdb: rdb, prefix: prefix}
@@ -69,10 +93,32 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
+			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "norm": norm, "status": status, "width": width, "plain": plain,
+			"scanned": func(ts *testscript.TestScript, _ bool, _ []string) {
+				select {
+				case <-scanned:
+				case <-time.After(time.Minute):
+					ts.Fatalf("nobody scans")
+				}
+			},
 			"process": tellingProcess, "busy": busy, "tells": tells,
 		},
 	})
+}
+
+// slowScans is the address of a path to Redis that takes 50 ms in each direction. The channel is closed at the first SCAN on it.
+func slowScans(t *testing.T, addr string) (string, <-chan struct{}) {
+	t.Helper()
+	proxy, scanned := redistest.NewProxy(t, addr), make(chan struct{})
+	first := sync.OnceFunc(func() { close(scanned) })
+	proxy.LoseRequest(func(request []byte) bool {
+		if bytes.Contains(bytes.ToLower(request), []byte("\r\nscan\r\n")) {
+			first()
+		}
+		return false
+	})
+	proxy.Delay(func() time.Duration { return 50 * time.Millisecond })
+	return proxy.Addr, scanned
 }
 
 type stageKey struct{}
@@ -235,19 +281,6 @@ func norm(ts *testscript.TestScript, _ bool, args []string) {
 		lines = append(lines, strings.ReplaceAll(line, ts.Getenv("SERVER"), "SERVER"))
 	}
 	ts.Check(os.WriteFile(ts.MkAbs("got"), []byte(strings.Join(lines, "\n")), 0o600))
-}
-
-// within TIME COMMAND…: it ends by then.
-func within(ts *testscript.TestScript, neg bool, args []string) {
-	most, err := time.ParseDuration(args[0])
-	ts.Check(err)
-	began := time.Now()
-	if err := ts.Exec(args[1], args[2:]...); (err != nil) != neg {
-		ts.Fatalf("it ended with %v", err)
-	}
-	if took := time.Since(began); took > most {
-		ts.Fatalf("it took %s", took)
-	}
 }
 
 // status N COMMAND…: it ends with this status.

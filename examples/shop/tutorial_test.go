@@ -3,6 +3,7 @@ package shop_test
 
 import (
 	"bufio"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -84,7 +85,7 @@ func TestTutorial_ShowsTheCodeOfItsSteps(t *testing.T) {
 
 func TestTutorial_CommandsSayWhatItShows(t *testing.T) {
 	bin := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./...")
+	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", inTurns(t), "-o", bin, "./...")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
 	headings, blocks := sections(t)
@@ -101,6 +102,64 @@ func TestTutorial_CommandsSayWhatItShows(t *testing.T) {
 		})
 	}
 }
+
+// inTurns is an overlay for go build in which serve.Work, of programs in a folder that has a folder turns, is told when it ends: the nth
+// makes turns/n when it begins, and ends when turns/n.end is there, or turns is not.
+func inTurns(t *testing.T) string {
+	t.Helper()
+	source, err := os.ReadFile("serve/help.go")
+	require.NoError(t, err)
+	const second = "time.After(time.Second)"
+	require.Equal(t, 1, strings.Count(string(source), second))
+	changed := strings.Replace(strings.Replace(string(source), second, "workEnds(ctx)", 1), `import (`, "import (\n\t\"os\"", 1) + `
+func workEnds(ctx context.Context) <-chan time.Time {
+	n, err := 1, error(nil)
+	for ; ; n++ {
+		if err = os.Mkdir(fmt.Sprint("turns/", n), 0o700); !errors.Is(err, os.ErrExist) {
+			break
+		}
+	}
+	if err != nil { // nobody takes turns
+		return time.After(time.Second)
+	}
+	ends := make(chan time.Time, 1)
+	go func() {
+		for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+			_, end := os.Stat(fmt.Sprint("turns/", n, ".end"))
+			_, turns := os.Stat("turns")
+			if end == nil || turns != nil {
+				ends <- time.Now()
+				return
+			}
+		}
+	}()
+	return ends
+}
+`
+	dir := t.TempDir()
+	help, overlay := filepath.Join(dir, "help.go"), filepath.Join(dir, "overlay.json")
+	require.NoError(t, os.WriteFile(help, []byte(changed), 0o600))
+	original, err := filepath.Abs("serve/help.go")
+	require.NoError(t, err)
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{original: help}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(overlay, replace, 0o600))
+	return overlay
+}
+
+// second matches a command that sends one request while another is worked on.
+var second = regexp.MustCompile(`^\((.*) &\); sleep 0\.3; (.*)$`)
+
+// ordered is such a command without the clock: the second request is sent when work on the first has begun. The first one's work ends
+// when the second has its answer, or is worked on too; and the second one's work ends when the first has its answer.
+const ordered = `mkdir turns
+$1 & first=$$!
+until [ -d turns/1 ]; do kill -0 $$first && sleep 0.01 || exit 1; done
+$2 & second=$$!
+until [ -d turns/2 ] || ! kill -0 $$second 2>/dev/null; do sleep 0.01; done
+touch turns/1.end; wait $$first
+touch turns/2.end; wait $$second
+rm -r turns`
 
 // A shell does what a reader of a section types.
 type shell struct {
@@ -127,7 +186,8 @@ func (s *shell) follow(t *testing.T, block string) {
 func (s *shell) ask(t *testing.T, command, want string) {
 	t.Helper()
 	s.asked++
-	cmd := exec.CommandContext(t.Context(), "bash", "-c", s.reader.Replace(command))
+	require.Equal(t, strings.Contains(command, "sleep"), second.MatchString(command), "what it waits for is an event here")
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", second.ReplaceAllString(s.reader.Replace(command), ordered))
 	cmd.Dir = s.dir
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output() // waits for what runs in the background too

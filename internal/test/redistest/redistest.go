@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -69,6 +70,7 @@ type Env struct {
 
 	embedded *embedded.Server
 	dial     func(ctx context.Context, network, addr string) (net.Conn, error) // nil: by Addr
+	silent   *atomic.Bool                                                      // of a bubble
 }
 
 // Each runs test on the embedded Redis and on a real one, in parallel with other

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -37,27 +38,33 @@ func InVirtualTime(t *testing.T, test func(t *testing.T, env *Env)) {
 			close(stop)
 			m.Close()
 		})
-		test(t, &Env{Prefix: prefix(), dial: func(context.Context, string, string) (net.Conn, error) {
+		env := &Env{Prefix: prefix(), silent: &atomic.Bool{}}
+		env.dial = dialer(t, func() (net.Conn, error) {
 			conn, err := m.Dial()
 			if err != nil {
 				return nil, err
 			}
-			return newBuffered(conn), nil
-		}})
+			return newBuffered(conn, env.silent), nil
+		})
+		test(t, env)
 	})
 }
+
+// FallSilent has the Redis of a bubble take what it is sent, and never reply again.
+func (e *Env) FallSilent() { e.silent.Store(true) }
 
 // buffered is one end of a pipe that takes what is written at once, as a socket does: at the other end Redis may be about to write
 // too.
 type buffered struct {
 	net.Conn
+	silent *atomic.Bool // what is written is lost
 	out    chan []byte
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newBuffered(conn net.Conn) *buffered {
-	b := &buffered{Conn: conn, out: make(chan []byte, 1000), closed: make(chan struct{})}
+func newBuffered(conn net.Conn, silent *atomic.Bool) *buffered {
+	b := &buffered{Conn: conn, silent: silent, out: make(chan []byte, 1000), closed: make(chan struct{})}
 	go func() {
 		for {
 			select {
@@ -72,6 +79,9 @@ func newBuffered(conn net.Conn) *buffered {
 }
 
 func (b *buffered) Write(piece []byte) (int, error) {
+	if b.silent.Load() {
+		return len(piece), nil
+	}
 	select {
 	case <-b.closed:
 		return 0, net.ErrClosed
@@ -88,26 +98,46 @@ func (b *buffered) Close() error {
 // Refuses returns a client, in a bubble, of a Redis that refuses connections.
 func Refuses(t testing.TB) *redis.Client {
 	t.Helper()
-	t.Cleanup(goRedisEnds)
-	return Client(t, virtual(func(context.Context, string, string) (net.Conn, error) {
+	return Client(t, virtual(dialer(t, func() (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
-	}))
+	})))
 }
 
 // Silent returns a client, in a bubble, of a Redis that takes connections and never replies.
 func Silent(t testing.TB) *redis.Client {
 	t.Helper()
-	t.Cleanup(goRedisEnds)
-	return Client(t, virtual(func(context.Context, string, string) (net.Conn, error) {
+	return Client(t, virtual(dialer(t, func() (net.Conn, error) {
 		near, far := net.Pipe()
-		go func() { _, _ = io.Copy(io.Discard, far) }() // until the client closes its end
+		go func() { _, _ = io.Copy(io.Discard, far) }() // until near is closed
 		return near, nil
-	}))
+	})))
 }
 
-// goRedisEnds waits until go-redis has given up what it does after its client was closed. In a bubble whose test has returned time
-// stands still.
-func goRedisEnds() { time.Sleep(time.Minute) }
+// dialer returns what a client in a bubble dials with. A bubble must not end before its goroutines, and when its test has returned
+// time stands still: so a cleanup gives go-redis the time to finish what it does after its client was closed, and closes what that
+// has left open.
+func dialer(t testing.TB, dial func() (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	t.Helper()
+	var mu sync.Mutex
+	var all []net.Conn
+	t.Cleanup(func() {
+		time.Sleep(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, conn := range all {
+			_ = conn.Close()
+		}
+	})
+	return func(context.Context, string, string) (net.Conn, error) {
+		conn, err := dial()
+		if err == nil {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, conn)
+		}
+		return conn, err
+	}
+}
 
 // virtual are the options of a client in a bubble.
 func virtual(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *redis.Options {

@@ -371,13 +371,10 @@ func TestConsole_RedisAway(t *testing.T) {
 		away()
 		time.Sleep(11 * time.Second) // all that is known is old
 		for path, want := range paths {
-			began := time.Now()
 			visit(t, ctx, s.url+path)
-			took := time.Since(began)
 			shown := text(t, ctx)
 			assert.Contains(t, shown, "Not up to date", "%s: %s", name, path)
 			assert.Contains(t, shown, want, "%s: %s shows what was known", name, path)
-			assert.Less(t, took, 2*time.Second, "%s: %s", name, path)
 		}
 	}
 }
