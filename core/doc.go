@@ -8,7 +8,7 @@
 //
 // A [Locker] takes keys on one Redis deployment, or on a majority of several (see
 // [NewQuorum], which says what holds there). A key that is taken is a [Lease]:
-// it has a context, a fence and a release. A [Guard] is a Locker together with a
+// it has a context, a fence (a number that grows with every grant, for a store to compare) and a release. A [Guard] is a Locker together with a
 // [ConflictPolicy], which decides about a call whose key is held: refuse it, let
 // it wait and ask again, or store it to run later.
 //
@@ -21,10 +21,9 @@
 //
 // A key is held exclusively unless a call says otherwise: [Shared] is the read side of a
 // read-write lock, [Counted] a semaphore. Each holder has its own lease and fence, and
-// each lease ends by itself. Calls that wait are served in the order in which their
-// processes came, so that readers do not keep a writer out. Readers next to one another
-// in the queue enter together, and so do all that wait in a process when the first of
-// them enters. [Lease.Downgrade] makes a writer a reader with nobody in between. A
+// each lease ends by itself. Waiting processes are served in order of arrival, so that
+// readers do not keep a writer out. Adjacent readers enter together, with all readers
+// that wait in the same process. [Lease.Downgrade] makes a writer a reader with nobody in between. A
 // writer may read under its own ctx; a reader that asks to write is refused with
 // [ErrUpgrade], since two of them would wait for one another.
 //
@@ -46,7 +45,8 @@
 //  1. A refusal is an error, a [*ConflictError] or a [*DeferredError]: a caller that
 //     ignores the outcome cannot mistake it for success.
 //  2. [ErrConflict], [ErrUnavailable], [ErrLeaseLost] and the end of the caller's own ctx
-//     are distinguished by errors.Is. When Redis is unavailable no work runs.
+//     are distinguished by errors.Is. When Redis is unavailable no key is granted;
+//     work that has its key goes on until its lease ends.
 //  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
 //     can give the key to anyone else. There are two exceptions: [Locker.ForceRelease], and the
 //     release of a lease that several processes hold by one token. These tell the other
@@ -59,18 +59,18 @@
 //  5. [Lease.Release] works on a dead ctx, stops renewal before it is sent, and cannot
 //     remove a later owner's lease. The end of the caller's ctx does not stop
 //     renewal, since its work may not have stopped yet.
-//  6. The same key under the same ctx passes straight through, at no round trip.
+//  6. The same key under the same ctx re-enters, without a request to Redis.
 //     Reentrancy belongs to the ctx, not to a goroutine. A lease can be
 //     transferred to another process by a token: see [Lease.Detach] and [Locker.Resume].
-//  7. Every grant of a key carries a fence greater than every earlier one, also
-//     after Redis lost its data. A lease that is handed over after a ForceRelease, as in
+//  7. On one primary at a time, every grant of a key carries a fence greater than every earlier
+//     one, also after Redis lost its data, unless its clock is behind. A lease that is handed over after a ForceRelease, as in
 //     3, has a smaller fence than the next holder: a store that claims fences stops it.
-//  8. [Locker.Shutdown] and [Locker.Close] wait for every goroutine, and may be called twice.
+//  8. [Locker.Shutdown] and [Locker.Close] wait for the Locker's own goroutines, and may be called twice.
 //     Close waits 2 s at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction. Their errors wrap [ErrInvalidOption].
 //  10. Every call ends in exactly one [Outcome], which the [Observer] gets once.
 //
-// # The trust window
+// # Validity deadline
 //
 // Redis counts a lease from when it ran the command, which is after the command
 // was sent. So a Locker counts from before the send, on its own monotonic clock. It
@@ -89,14 +89,14 @@
 // # What does not hold
 //
 // One primary gives at most one unexpired lease per key. A failover can lose a
-// lease that the replica had not seen; a server whose clock is set forward ends
-// leases early; a holder that ignores its context overlaps with the next one.
+// lease that the replica had not seen; a server whose clock is set forward frees
+// keys early, and their holders learn of it at their next renewal; a holder that ignores its context overlaps with the next one.
 // [WaitReplicas] makes the first less likely, and cannot rule it out. A store is safe
 // from all three if each holder claims with its fence what it is about to read, and
 // each write checks that claim; see [Lease.Fence] and package sqlfence.
 //
 // The fence is the larger of the last fence plus one and the server's clock in
 // microseconds (a hybrid logical clock: Kulkarni et al., 2014). It goes
-// backwards only if the data is lost and the new server's clock is behind the
-// time of the last grant.
+// backwards if the data is lost and the new server's clock is behind the
+// time of the last grant, and between two primaries that serve at once.
 package core

@@ -16,18 +16,18 @@
 //
 // The queue may be on another Redis than the locks, so that parked work cannot fill the memory
 // that locks need: [New] takes the client of one, and the Locker that of the other. While the queue's Redis
-// is away its policy fails with core.ErrUnavailable, and locks go on. While the Redis of the locks is
-// away, messages with a key wait, without spending attempts.
+// is unreachable its policy fails with core.ErrUnavailable, and locks go on. While the Redis of the locks is
+// unreachable, messages with a key wait, without spending attempts.
 //
 // # A message's life
 //
 //	          claim               handler returned nil
 //	queued ──────────► running ─────────────────────────► done, with its result
-//	  │ ▲                │  │  SkipRetry, no attempt left, RetryLater too late, or junk
+//	  │ ▲                │  │  SkipRetry, no attempt left, RetryLater too late, unreadable record
 //	  │ └────────────────┘  └───────────────────────────► dead ──── Redrive ───► queued
 //	  │   failed, key held, given back, worker died
 //	  ├─────────────────────────────────────────────────► expired
-//	  │   not_after has passed
+//	  │   older than Job.MaxAge
 //	  ├─────────────────────────────────────────────────► superseded
 //	  │   a newer job replaced it (Coalesce)
 //	  └─────────────────────────────────────────────────► cancelled
@@ -40,22 +40,22 @@
 // separate connections, so that a pool which is used up costs no claim.
 //
 // A message has three counters. Attempts: claims that led to a handler, or may have.
-// Conflicts: times that its key was held, or had older messages in a partition that [Queue.Repartition] closed. They
+// Conflicts: times that its key was held, or had older messages in a partition (a part of the queue, see below) that [Queue.Repartition] closed. They
 // spend no attempt, and the message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died, or lost its claim or the key's lease.
 //
 // Attempts are bounded ([WithMaxAttempts]). Conflicts are not: they are bounded by the message's age. So is a message whose
 // handler returns [RetryLater], since something that it needs is unavailable: that spends no
 // attempt either. It is tried again until it would be too old, and then becomes a dead letter. All cases are in
-// docs/guarantees.md, "What is tried again".
+// docs/guarantees.md, "What is tried again". A dead letter lets the next message of its key run, unless [WithHaltOnDeath] says otherwise.
 //
 // A message that this process cannot run, but another process may, goes back unchanged: its payload is
-// sealed under a key that the Keyring lacks, or the handler returns [HandBack]. Its delay
+// sealed under a key that its [Keyring] lacks, or the handler returns [HandBack]. Its delay
 // doubles from 1 to 30 s, and it expires if no process runs it. Meanwhile its key is not
-// reserved. A Worker that has seen it before, or whose [WithCheck] rejects it, takes no lock for it: 10,000 such
+// reserved for it (see below). A Worker that has seen it before, or whose [WithCheck] rejects it, takes no lock for it: 10,000 such
 // messages cost less than 100 commands per second.
 //
-// # Turns
+// # Batches under one lease
 //
 // A worker that has the lock of a key runs the messages in its FIFO one after the
 // other under that one lease, for 100 ms at most; then other keys have their turn.
@@ -73,12 +73,9 @@
 //
 // [Coalesce] and [Debounce] park calls of which only the latest matters: for each key, name and principal at most one
 // call is parked. A newer call replaces it, at its place in the FIFO; [Status].SupersededBy of the older one names the newer. A
-// message that a handler was given is never replaced: a newer call that is parked runs after it. But while it waits for its
-// next attempt, a fresh call does not wait for it, and may then be undone by it: an older save that is retried should find
-// out, by a version, that it is older. With Debounce a parked call waits until no newer one
+// message that a handler was given is never replaced: a newer call that is parked runs after it. While it waits for a
+// retry, fresh calls run at once; the retry may then overwrite a newer save, so check a version. With Debounce a parked call waits until no newer one
 // has arrived for a while, and its key is reserved for it meanwhile. For jobs there are [Job].Coalesce and [Job].QuietPeriod.
-//
-// A dead letter lets the next message of its key run, unless [WithHaltOnDeath] says otherwise.
 //
 // # Memory
 //
@@ -100,8 +97,8 @@
 //     joins when it is due. What holds for the lock holds here; see package core.
 //     Without a key there is no lock and no order: a handler that ignores the end
 //     of its ctx may then overlap with the next attempt.
-//   - No message is started after its not_after, nor before its time, by the clock
-//     of Redis. No other clock decides anything.
+//   - No message is started when it is older than its MaxAge, nor before its time, by the clock
+//     of Redis. A worker's monotonic clock can only refuse earlier.
 //   - A message that waits does not hold up messages of other keys.
 //   - A record that cannot be read becomes a dead letter with a cause, and workers go on.
 //
@@ -119,7 +116,7 @@
 // messages any more; <prefix>:queue:{<name>}:ended, while somebody waits, which messages have ended.
 //
 // If something else damages these keys, a record that cannot be read becomes a dead letter with a
-// cause, and the workers go on. Lost entries are not restored: a message without its place in z or f is not run.
+// cause, and the workers go on. Lost entries are not restored: a message that is neither in the due set (z) nor in its key's FIFO (f) is not run.
 // While something of another type is stored under the name of one of the 17 keys, calls fail with
 // core.ErrUnavailable and WRONGTYPE as its cause, and nothing is run: delete it.
 //

@@ -170,8 +170,8 @@ func sources() map[string]string {
 	return map[string]string{
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
 		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
-		"close":     closeScript.Source(),
-		"supersede": supersedeScript.Source(), "redrive": redriveScript.Source(), "purge": purgeScript.Source(),
+		"close":           closeScript.Source(),
+		"supersede_older": supersedeScript.Source(), "redrive": redriveScript.Source(), "purge": purgeScript.Source(),
 	}
 }
 

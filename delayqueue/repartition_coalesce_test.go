@@ -389,8 +389,8 @@ func TestRepartition_WhatIsCarriedOverIsReplaced(t *testing.T) {
 }
 
 var coalesceMutants = []mutant{
-	{"what is older stays", "supersede", "  discard(old.id, key, old.rec, 's', by)\n", ""},
-	{"what is older is cancelled", "supersede", "discard(old.id, key, old.rec, 's', by)", "discard(old.id, key, old.rec, 'c')"},
+	{"what is older stays", "supersede_older", "  discard(old.id, key, old.rec, 's', by)\n", ""},
+	{"what is older is cancelled", "supersede_older", "discard(old.id, key, old.rec, 's', by)", "discard(old.id, key, old.rec, 'c')"},
 	{"what is carried over stays beside what is newer", "enqueue", "    if newer then\n", "    if false then\n"},
 	{"what is carried over passes what is newer", "enqueue", "why = closed and not newer and 'closed'", "why = closed and 'closed'"},
 	{"what runs is not newer", "enqueue", "redis.call('HGET', u, slot) or '', id_at(head, key)", "redis.call('HGET', u, slot) or ''"},

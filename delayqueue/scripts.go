@@ -24,7 +24,7 @@ var (
 	closeScript   = luascript.Load(scripts, "close")
 
 	manifestScript  = luascript.Load(scripts, "manifest")
-	supersedeScript = luascript.Load(scripts, "supersede")
+	supersedeScript = luascript.Load(scripts, "supersede_older")
 	payloadsScript  = luascript.Load(scripts, "payloads")
 	freeScript      = luascript.Load(scripts, "free")
 )

@@ -18,7 +18,7 @@ func (t *tool) doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name: "doctor", Usage: "show what needs a person, with the evidence and the section of the runbook", Action: t.doctor,
 		Description: "It reads each primary of Redis, the reports of processes, and the queues; it scans nothing.\n" +
-			"Exit status: 0 nothing was found, 3 something was, 1 Redis could not be asked, or not all of it.\n" +
+			"Exit status: 0 nothing was found, 3 something was, 1 Redis could not be asked, or all that was found is what it did not tell.\n" +
 			"Kinds of findings, for --ignore: " + strings.Join(ops.FindingKinds(), ", ") + ".",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "user", Usage: "compare the rights of this `USER` of Redis with what services need; by default those of the connection's user"},
