@@ -254,7 +254,7 @@ func (p *partition) hasQueuedAfter(ctx context.Context, m Message) bool {
 	return false
 }
 
-// cancel ends queued messages. It reports for each whether it was one.
+// cancel ends queued messages. It reports for each whether it cancelled it: one that is too old expires.
 func (p *partition) cancel(ctx context.Context, ids ...string) ([]bool, error) {
 	args := make([]any, len(ids))
 	for i, id := range ids {

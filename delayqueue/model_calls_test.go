@@ -417,7 +417,7 @@ func (m *model) cancel() error {
 	if err != nil {
 		return err
 	}
-	if cancelled[0] != (x.state == StateQueued) && !x.tooOld {
+	if cancelled[0] != (x.state == StateQueued && !x.tooOld) {
 		return violated("cancel of %s, which is %s: %v", x.id, x.state, cancelled[0])
 	}
 	if x.state == StateQueued {

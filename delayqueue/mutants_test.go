@@ -51,6 +51,8 @@ var mutants = []mutant{
 	{"a wake wakes what waits for its time", "wake", "if wake and flag == 'w' then", "if wake and (flag == 'w' or flag == '-') then"},
 	{"an extension without a look at the owner", "extend", "is_held(state, tries)", "is_running(state)"},
 	{"what runs is cancelled", "cancel", "not is_running(redis.call('HGET', r, id))", "true"},
+	{"what is too old is cancelled", "cancel", "too_old(rec) and 'e' or 'c'", "'c'"},
+	{"what expired counts as cancelled", "cancel", "how == 'c' and 1 or 0", "how and 1 or 0"},
 	{"what is cancelled stays", "cancel", "    remove(m, id)\n", ""},
 	{"what a handler was given is replaced", "enqueue", "and state:match('^[w-]......0 %d+ 0 0 ')", "and not is_running(state)"},
 	{"what runs is replaced", "enqueue", "and state:match('^[w-]......0 %d+ 0 0 ')", "and state:match('^.......[01] %d+ 0 0 ')"},
