@@ -64,6 +64,7 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 		mu     sync.Mutex
 		ran    = make(map[string]int)
 		inside [wallets]alone
+		first  sync.Once
 		done   = make(chan struct{}, tasks)
 	)
 	ids := make([]string, tasks)
@@ -80,6 +81,9 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 			_, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &wallet, &n)
 			assert.NoError(t, err)
 			defer inside[wallet].enter(t)()
+			first.Do(func() {
+				redistest.Eventually(t, func() bool { return b.conflicts.n.Load() > 0 }, "no task of its wallet came")
+			})
 			time.Sleep(5 * time.Millisecond)
 			mu.Lock()
 			ran[id]++

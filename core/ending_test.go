@@ -112,11 +112,10 @@ func TestLease_AnEndThatWasSeenStays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		told := make(chan struct{})
 		l := newLocker(t, env, core.WithObserver(&onLost{told: told}))
-		caller, cancel := context.WithDeadline(t.Context(), time.Now().Add(50*time.Millisecond))
-		defer cancel()
+		caller := &timedOut{Context: t.Context(), done: make(chan struct{})}
 		lease, err := l.TryAcquire(caller, "k")
 		require.NoError(t, err)
-		<-caller.Done()
+		close(caller.done)
 		require.ErrorIs(t, lease.Context().Err(), context.DeadlineExceeded)
 		_, err = l.ForceRelease(t.Context(), "k", lease.Fence())
 		require.NoError(t, err)
@@ -124,6 +123,23 @@ func TestLease_AnEndThatWasSeenStays(t *testing.T) {
 		require.ErrorIs(t, lease.Context().Err(), context.DeadlineExceeded)
 		require.ErrorIs(t, context.Cause(lease.Context()), context.DeadlineExceeded)
 	})
+}
+
+// timedOut is a context whose deadline is over when done is closed.
+type timedOut struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c *timedOut) Done() <-chan struct{} { return c.done }
+
+func (c *timedOut) Err() error {
+	select {
+	case <-c.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
 }
 
 type onLost struct {

@@ -328,8 +328,8 @@ func (w *Worker) wakeFetchers(base string) {
 	}
 }
 
-// Pause makes the Worker claim no more messages until [Worker.Resume]. Messages that it has claimed
-// go on. [Queue.Pause] is for all Workers.
+// Pause makes the Worker claim no more messages until [Worker.Resume]. Messages that it has claimed, or that a
+// claim under way still gets, go on. [Queue.Pause] is for all Workers.
 func (w *Worker) Pause() { w.paused.Store(true) }
 
 // Resume ends a [Worker.Pause].
