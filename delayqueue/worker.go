@@ -329,7 +329,8 @@ func (w *Worker) wakeFetchers(base string) {
 }
 
 // Pause makes the Worker claim no more messages until [Worker.Resume]. Messages that it has claimed
-// go on. [Queue.Pause] is for all Workers.
+// go on; what a claim brings that is under way goes back to the queue, not run, and is due for other
+// Workers at once. [Queue.Pause] is for all Workers.
 func (w *Worker) Pause() { w.paused.Store(true) }
 
 // Resume ends a [Worker.Pause].
