@@ -63,6 +63,8 @@ func (w *Worker) mayRun(c *claim) (refused *outcome) {
 		w.poison.Add(1)
 	}
 	switch {
+	case c.whilePaused && w.paused.Load():
+		return w.notRun(errPaused)
 	case !w.takeRunSlot(c):
 		return w.notRun(errNoSlot)
 	case w.queue.runsAlone(c.message):

@@ -160,7 +160,7 @@ func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 	claims := make([]*claim, len(b.messages))
 	for i, m := range b.messages { // all of them first: the heartbeat extends those that wait for a slot
 		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
-		claims[i].startBy = sent.Add(b.left[i])
+		claims[i].startBy, claims[i].whilePaused = sent.Add(b.left[i]), w.paused.Load()
 	}
 	used := 0
 	for _, c := range claims {

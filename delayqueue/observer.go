@@ -115,7 +115,7 @@ const (
 	// OutcomeConflict: a key was held; no attempt was spent.
 	OutcomeConflict Outcome = "conflict"
 	// OutcomeReturned: the message went back unchanged, because the Worker
-	// was stopped, could not ask for the key, or cannot run it ([HandBack]).
+	// was stopped or paused, could not ask for the key, or cannot run it ([HandBack]).
 	OutcomeReturned Outcome = "returned"
 	// OutcomeDead: the message is a dead letter.
 	OutcomeDead Outcome = "dead"

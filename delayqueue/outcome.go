@@ -21,6 +21,7 @@ var errTooOld = errors.New("delayqueue: the message became too old before it cou
 // Why a message may not be run now.
 var (
 	errNoSlot   = errors.New("delayqueue: the Worker has no free slot for the message")
+	errPaused   = errors.New("delayqueue: the Worker was paused while it claimed the message")
 	errNotAlone = errors.New("delayqueue: the message is to run alone, and another one runs alone in the Worker")
 )
 

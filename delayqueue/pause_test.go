@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
@@ -122,6 +124,85 @@ func TestPause_OnAFullRedis(t *testing.T) {
 			require.False(t, b.stats().Paused)
 			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == int64(len(ids)) }, "what is there is run")
 			require.ElementsMatch(t, ids, r.ids())
+		})
+	}
+}
+
+func TestWorker_APausedWorkerClaimsNothing(t *testing.T) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		r := &ran{}
+		w := b.start(r.handle)
+		first := b.enqueue(delayqueue.Job{})
+		time.Sleep(time.Minute)
+		require.Equal(t, delayqueue.StateDone, b.status(first).State)
+		w.Pause()
+		ids := []string{b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})}
+		for range 60 {
+			time.Sleep(time.Second)
+			for _, id := range ids {
+				require.Equal(t, delayqueue.StateQueued, b.status(id).State)
+			}
+		}
+		w.Resume()
+		time.Sleep(time.Minute)
+		require.ElementsMatch(t, append(ids, first), r.ids())
+		require.NoError(t, w.Stop(t.Context()))
+	})
+}
+
+// Pause comes while a call is under way that claims: a claim, or a settlement.
+func TestWorker_WhatIsClaimedWhilePauseIsCalledGoesBack(t *testing.T) {
+	for name, c := range map[string]struct{ script, key string }{
+		"claim": {"claim", ""}, "claim of a key": {"claim", "k"}, "settlement": {"settle", ""}, "settlement of a key": {"settle", "k"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b, settles := setup(t, env), c.script == "settle"
+				b.enqueue(delayqueue.Job{ID: "first", Key: c.key})
+				var held atomic.Bool
+				underWay, goOn := make(chan struct{}), make(chan struct{})
+				rdb := env.Client(t)
+				rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+					args := redistest.Args(cmd)
+					if redistest.IsScript(cmd) && args[1] == delayqueue.ScriptHashes[c.script] && held.CompareAndSwap(true, false) {
+						close(underWay)
+						<-goOn
+					}
+				}))
+				second := delayqueue.Job{ID: "second", Key: c.key}
+				if settles { // it claims the second
+					b.enqueue(second)
+					held.Store(true)
+				}
+				ev, r := newEvents(), &ran{}
+				w := b.startOn(b.newQueue(rdb), r.handle, delayqueue.WithObserver(ev), delayqueue.WithConcurrency(1))
+				if !settles {
+					require.Equal(t, "first", next(t, ev.settled).Message.ID)
+					held.Store(true)
+					w.Resume() // wakes it
+				}
+				next(t, underWay)
+				w.Pause()
+				if !settles {
+					b.enqueue(second)
+				}
+				close(goOn)
+				if settles {
+					require.Equal(t, "first", next(t, ev.settled).Message.ID)
+				}
+				settled := next(t, ev.settled)
+				require.Equal(t, "second", settled.Message.ID)
+				require.Equal(t, delayqueue.OutcomeReturned, settled.Outcome)
+				require.ErrorContains(t, settled.Err, "paused")
+				require.Equal(t, []string{"first"}, r.ids())
+				s := b.status("second")
+				require.Equal(t, delayqueue.StateQueued, s.State)
+				require.Zero(t, s.Attempts)
+
+				w.Resume()
+				require.Equal(t, 1, b.reaches("second", delayqueue.StateDone).Attempts)
+			})
 		})
 	}
 }

@@ -72,7 +72,7 @@ func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 	}
 	if s.settled.next != nil {
 		next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
-		next.since, next.startBy = c.since, s.settled.sent.Add(s.settled.left)
+		next.since, next.startBy, next.whilePaused = c.since, s.settled.sent.Add(s.settled.left), w.paused.Load()
 	}
 	return next
 }

@@ -259,26 +259,6 @@ func TestPartition_AllShareTheWorkAndKeepKeysTogether(t *testing.T) {
 	})
 }
 
-func TestWorker_APausedWorkerClaimsNothing(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		r := &ran{}
-		w := b.start(r.handle)
-		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-		w.Pause()
-		id := b.enqueue(delayqueue.Job{Key: "k"})
-		time.Sleep(50 * time.Millisecond)
-		if b.status(id).State != delayqueue.StateQueued { // a claim was under way when it was paused: the last one
-			b.reaches(id, delayqueue.StateDone)
-			id = b.enqueue(delayqueue.Job{Key: "k"})
-			time.Sleep(50 * time.Millisecond)
-		}
-		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
-		w.Resume()
-		b.reaches(id, delayqueue.StateDone)
-	})
-}
-
 func TestResult_IsKeptWithItsMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		keys := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("0123456789abcdef0123456789abcdef")}}

@@ -328,8 +328,9 @@ func (w *Worker) wakeFetchers(base string) {
 	}
 }
 
-// Pause makes the Worker claim no more messages until [Worker.Resume]. Messages that it has claimed, or that a
-// claim under way still gets, go on. [Queue.Pause] is for all Workers.
+// Pause makes the Worker claim no more messages until [Worker.Resume]. Messages that it has claimed
+// go on; what a claim brings that is under way goes back to the queue, not run, and is due for other
+// Workers at once. [Queue.Pause] is for all Workers.
 func (w *Worker) Pause() { w.paused.Store(true) }
 
 // Resume ends a [Worker.Pause].
