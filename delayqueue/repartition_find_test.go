@@ -112,7 +112,7 @@ func staleQueue(t *testing.T, env *redistest.Env) *delayqueue.Queue {
 	return stale
 }
 
-// What nobody has stored costs a look: the manifest is not read again for it.
+// What nobody has stored costs a look: the manifest is read again for it once a second at most.
 func TestStatus_OfUnknownIDsIsCheap(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -124,12 +124,12 @@ func TestStatus_OfUnknownIDsIsCheap(t *testing.T) {
 				scripts.Add(1)
 			}
 		}))
-		q := b.newQueue(rdb)
+		q, begun := b.newQueue(rdb), time.Now()
 		for i := range 1000 {
 			_, err := q.Status(t.Context(), fmt.Sprint("no", i))
 			require.ErrorIs(t, err, delayqueue.ErrNotFound)
 		}
-		require.LessOrEqual(t, scripts.Load(), int64(3), "at first")
+		require.LessOrEqual(t, scripts.Load(), 3+int64(time.Since(begun)/time.Second), "at first, and then each second")
 	})
 }
 
