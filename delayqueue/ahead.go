@@ -52,7 +52,8 @@ func (w *Worker) claimsAhead() bool {
 
 // mayRun waits until a message may be run: when fewer messages run than the Worker's concurrency.
 // Only one that was claimed ahead has to wait. It returns nil, or the outcome of a message that may
-// not be run here now: that takes too long, or the Worker is stopped.
+// not be run here now: that takes too long, the Worker is stopped, or Pause came before it
+// was claimed.
 //
 // A message that has lost its worker before may be poison: it may have killed that worker, and may
 // kill this one. It runs when no message waits that would spend an attempt then, and its last
