@@ -209,7 +209,8 @@ func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (int64, 
 	return olderNone, nil
 }
 
-// carryOver stores a claimed message of a closed partition in a newer one.
+// carryOver stores a claimed message of a closed partition in a newer one, while its claim lives, with which ctx ends: after that
+// it may be cancelled in the closed partition, and the newer one would not know.
 func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 	const op = "carry over"
 	from, m := c.partition, c.message
@@ -222,6 +223,9 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 		for _, p := range now.of(m.Key, m.ID) {
 			if last = p; p.generation <= from.generation {
 				continue
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
 			}
 			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy), try > 0); stored || err != nil {
 				return err

@@ -112,7 +112,9 @@ const haltPause = time.Minute
 
 // carryOver moves a claimed message to a newer partition.
 func (w *Worker) carryOver(c *claim) (next *claim) {
-	if err := w.queue.carryOver(w.ctx, c); err != nil {
+	ctx, done := w.under(w.ctx, c, false)
+	defer done()
+	if err := w.queue.carryOver(ctx, c); err != nil {
 		return w.settle(c, unreachable(c, err))
 	}
 	return w.settle(c, outcome{kind: OutcomeReturned, moved: true})
