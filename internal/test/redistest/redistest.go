@@ -48,9 +48,9 @@ func Main(m *testing.M, after ...func() error) {
 	if code == 0 {
 		// After dials that failed, go-redis looks once a second whether its pool was
 		// closed: its goroutine ends by itself, but later than goleak waits.
-		err := goleak.Find()
-		for end := time.Now().Add(5 * time.Second); err != nil && time.Now().Before(end); {
-			err = goleak.Find()
+		err := leftGoroutines()
+		for end := time.Now().Add(15 * time.Second); err != nil && time.Now().Before(end); {
+			err = leftGoroutines()
 		}
 		if err != nil {
 			fmt.Println("redistest: goroutines were left:", err)
@@ -58,6 +58,18 @@ func Main(m *testing.M, after ...func() error) {
 		}
 	}
 	os.Exit(code)
+}
+
+// leftGoroutines is nil if no goroutine of a test is left. go-redis's Sentinel client, closed while it dials, subscribes
+// afterwards, and nothing ends that subscription: it is no mistake of a test.
+func leftGoroutines() error {
+	const goRedis = "github.com/redis/go-redis/v9."
+	err := goleak.Find()
+	if err != nil && strings.Contains(err.Error(), goRedis+"(*sentinelFailover).setSentinel") {
+		return goleak.Find(goleak.IgnoreAnyFunction(goRedis+"(*sentinelFailover).listen"),
+			goleak.IgnoreAnyFunction(goRedis+"(*channel).initHealthCheck.func1"), goleak.IgnoreAnyFunction(goRedis+"(*channel).initMsgChan.func1"))
+	}
+	return err
 }
 
 // Env is a Redis for one test.
