@@ -443,7 +443,7 @@ func TestLocks_ALostLeaseIsAnEvent(t *testing.T) {
 		require.ErrorIs(t, l.Do(ctx, "k", func(ctx context.Context) error {
 			<-ctx.Done()
 			return nil
-		}, core.Named("pay", ""), core.MaxHold(100*time.Millisecond)), core.ErrLeaseLost)
+		}, core.Named("pay", ""), core.MaxHold(time.Second)), core.ErrLeaseLost)
 		request.End()
 		events := tr.one(t, "request").Events()
 		require.Len(t, events, 1)

@@ -99,7 +99,7 @@ func (c *calls) forKeys() {
 		require.ErrorIs(c, context.Cause(lease.Context()), core.ErrLeaseLost)
 		c.add(lost, "law", string(kind))
 	}
-	lose(core.LossExpired, func(*core.Lease) {}, core.FixedLease(100*time.Millisecond))
+	lose(core.LossExpired, func(*core.Lease) {}, core.FixedLease(time.Second))
 	lose(core.LossGone, func(lease *core.Lease) {
 		require.NoError(c, c.rdb.Del(ctx, c.record(lease.Key())).Err())
 		require.ErrorIs(c, lease.Extend(ctx, time.Second), core.ErrLeaseLost)

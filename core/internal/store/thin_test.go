@@ -168,6 +168,9 @@ func recorded(t *testing.T, rdb *redis.Client, key string) (said []string) {
 	default:
 		return nil
 	}
+	if len(said) == 1 && said[0] < fmt.Sprint("fence=", time.Now().Add(time.Second).UnixMicro()) {
+		return nil // free, and kept until the clock has passed its fences: a slow machine may come later
+	}
 	slices.Sort(said)
 	return append(said, fmt.Sprint("expires: ", left > 0))
 }
