@@ -38,7 +38,7 @@ trap 'kill -- -$beside; rm -rf "$tmp"' EXIT
 
 status=0
 # Not from the cache: half of what is tested is not Go. The packages that take longest begin first.
-RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./... || status=1
+RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./... | tee "$tmp/main" || status=1
 wait "$beside"
 trap 'rm -rf "$tmp"' EXIT
 cat "$tmp/output"
@@ -48,5 +48,7 @@ for module in $(cat "$tmp/failed" 2>/dev/null); do
 	test_module "$module" || { echo "FAIL $module"; status=1; }
 done
 
+# What failed of the main module stands far above by now.
+[ $status = 0 ] || grep -E '^(--- FAIL|FAIL|panic:|did not end|test: |redistest: g)' "$tmp/main" || true
 echo "test: on $servers: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status
