@@ -19,7 +19,7 @@ import (
 )
 
 // A command's arguments are used again, and stay as they are for as long as go-redis may send them: whether its caller
-// leaves, a reply is late or lost, or go-redis tries again.
+// leaves, a reply is late or lost, or go-redis tries again. It is long since it is one story.
 func TestArguments_AreUsedAgainOnlyOnceGoRedisIsDone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const callers, keys, calls = 32, 8, 12

@@ -29,7 +29,7 @@ var reservationMutants = []scriptMutant{
 }
 
 // reservationTrouble plays a reserved key's life, and says what is wrong with it: "" if
-// nothing is.
+// nothing is. It is long since it is one story.
 func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) string {
 	t.Helper()
 	ctx, key := t.Context(), "k"
@@ -39,7 +39,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	warm(t, waiting)
 	listening(t, l, waiting)
 	soon := func(ok func() bool) bool {
-		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if ok() {
 				return true
 			}

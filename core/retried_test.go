@@ -58,6 +58,7 @@ func (r *road) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 }
 
 // An acquire that ran, and whose reply was lost, is to be sent again, and is not. What it was granted is released.
+// It is long since half of it is a table.
 func TestRetried_AnAcquireThatIsNotSentASecondTimeIsCancelled(t *testing.T) {
 	t.Parallel()
 	// wait has the acquires wait in the batcher to be sent again: enough others are in flight, and slow.

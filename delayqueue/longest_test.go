@@ -142,6 +142,149 @@ func (q *longQueue) old(ids []string) {
 	}
 }
 
+// longLine is how many messages wait for one key throughout.
+const longLine = 30_000
+
+func newLongQueue(t *testing.T, rdb redis.UniversalClient, opts ...Option) *longQueue {
+	t.Helper()
+	q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20), WithMaxBytes(1 << 33)}, opts...)...)
+	require.NoError(t, err)
+	return &longQueue{Queue: q, t: t, p: q.partitions[0]}
+}
+
+// keysOf are as many keys as a call takes messages.
+func keysOf(prefix string) func(int) string {
+	return func(i int) string { return fmt.Sprint(prefix, i%batchItems) }
+}
+
+// longestLoads make each script work as long as it can.
+var longestLoads = []struct {
+	name string
+	run  func(q *longQueue)
+}{
+	{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
+		q.fill(batchItems*2, 16<<10, keysOf(q.name("k")))
+		q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
+	}},
+	{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
+		q.fill(batchItems*2, 64<<10, none)
+		q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfAny})
+	}},
+	{"64 of 1 MiB: claimed, settled, and as many are cancelled", func(q *longQueue) {
+		q.fill(batchItems, 1<<20, none)
+		q.settle(q.claim(batchItems), outcome{kind: OutcomeDone})
+		_, err := q.p.cancel(q.t.Context(), q.fill(batchItems, 1<<20, none)...)
+		require.NoError(q.t, err)
+	}},
+	{"64 attempts fail, and become dead letters", func(q *longQueue) {
+		q.fill(batchItems, 64, keysOf(q.name("k")))
+		q.settle(q.claim(batchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})
+		q.settle(q.claim(batchItems), outcome{kind: OutcomeDead, err: errTooOld})
+	}},
+	{"64 that are due are too old, with others behind them", func(q *longQueue) {
+		q.old(q.fill(batchItems*2, 64, keysOf(q.name("k"))))
+		for range 4 {
+			claimTest(q.t, q.Queue, q.name("late"), claimBatch)
+		}
+	}},
+	{"64 saves replace one another, and 64 others", func(q *longQueue) {
+		key := keysOf(q.name("k"))
+		for _, of := range []func(int) string{key, key, func(int) string { return "line" }} {
+			var batch []*enqueueing
+			for i := range batchItems {
+				j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, QuietPeriod: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
+				batch = append(batch, enqueueingOf(q.t.Context(), j, maxInline))
+			}
+			q.p.enqueue(batch)
+		}
+	}},
+	{"64 that are delayed join", func(q *longQueue) {
+		var batch []*enqueueing
+		for i := range batchItems {
+			j := Job{ID: q.name("id"), Key: keysOf(q.name("k"))(i), Delay: time.Millisecond, MaxAge: time.Hour}
+			batch = append(batch, enqueueingOf(q.t.Context(), j, maxInline))
+		}
+		q.p.enqueue(batch)
+		time.Sleep(5 * time.Millisecond)
+		q.claim(batchItems)
+	}},
+	{"64 are refused whose keys are full of what is too old", func(q *longQueue) {
+		prefix := q.name("k")
+		q.old(q.fill(batchItems*3, 64, keysOf(prefix)))
+		full := newLongQueue(q.t, q.rdb, WithMaxDepthPerKey(3))
+		var batch []*enqueueing
+		for i := range batchItems {
+			batch = append(batch, enqueueingOf(q.t.Context(), Job{ID: q.name("id"), Key: keysOf(prefix)(i), MaxAge: time.Hour}, maxInline))
+		}
+		full.p.enqueue(batch)
+	}},
+	{"claims end, and are extended", func(q *longQueue) {
+		q.fill(2*batchItems, 64, none)
+		claims := q.claim(2 * batchItems)
+		_, err := q.p.extend(q.t.Context(), q.p.queue.rdb, time.Millisecond, claims)
+		require.NoError(q.t, err)
+		time.Sleep(5 * time.Millisecond)
+		for range 8 {
+			claimTest(q.t, q.Queue, q.name("late"), 0)
+		}
+	}},
+	{"64 keys are freed", func(q *longQueue) {
+		names := make([]string, wakeBatch)
+		for i := range names {
+			names[i] = q.name("k")
+		}
+		q.fill(wakeBatch, 64, func(i int) string { return names[i] })
+		q.settle(q.claim(wakeBatch), outcome{kind: OutcomeConflict, awaitsKey: true, delay: time.Hour})
+		_, err := q.p.wake(q.t.Context(), names, true)
+		require.NoError(q.t, err)
+	}},
+	{"a bucket with 100,000 is large, and then is needed no more", func(q *longQueue) {
+		bucket := q.p.keys[keyEnded+2]
+		for range 100 {
+			args := make([]any, 0, 2000)
+			for range 1000 {
+				args = append(args, q.name("ended"), "d------")
+			}
+			require.NoError(q.t, q.rdb.HSet(q.t.Context(), bucket, args...).Err())
+		}
+		require.NoError(q.t, q.rdb.Expire(q.t.Context(), bucket, time.Hour).Err())
+		counts := q.p.keys[keyCounts]
+		require.NoError(q.t, q.rdb.HSet(q.t.Context(), counts, "until2", time.Now().Add(time.Hour).UnixMilli()).Err())
+		require.NoError(q.t, q.rdb.HSet(q.t.Context(), counts, "bucket", 2, "since", time.Now().UnixMilli(), "ended", 1).Err())
+		q.fill(1, 64, none)
+		q.settle(q.claim(1), outcome{kind: OutcomeDone})
+		require.EqualValues(q.t, -1, q.rdb.PTTL(q.t.Context(), bucket).Val(), "what is large does not expire")
+		require.NoError(q.t, q.rdb.HSet(q.t.Context(), counts, "until2", 1).Err())
+		claimTest(q.t, q.Queue, q.name("needless"), 0)
+		require.Zero(q.t, q.rdb.Exists(q.t.Context(), bucket).Val())
+	}},
+	{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
+		places := q.rdb.ZRangeArgs(q.t.Context(), redis.ZRangeArgs{
+			Key: q.p.keys[keyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: longLine / 2, Count: 100,
+		}).Val()
+		ids := make([]string, len(places))
+		for i, place := range places {
+			ids[i], _ = splitPlace(place)
+		}
+		_, err := q.p.cancel(q.t.Context(), ids...)
+		require.NoError(q.t, err)
+		var dead []deadLetter
+		q.fill(scanBatch, 16<<10, none)
+		for _, c := range q.claim(scanBatch) {
+			dead = append(dead, deadLetter{id: c.message.ID})
+			q.settle([]*claim{c}, outcome{kind: OutcomeDead, err: errTooOld})
+		}
+		_, err = q.p.redrive(q.t.Context(), time.Hour, dead[:50]...)
+		require.NoError(q.t, err)
+		_, err = q.p.purge(q.t.Context(), dead...)
+		require.NoError(q.t, err)
+		_, cursor, err := q.List(q.t.Context(), StateQueued, "", maxPage)
+		require.NoError(q.t, err)
+		_, _, err = q.List(q.t.Context(), StateQueued, cursor, maxPage)
+		require.NoError(q.t, err)
+	}},
+}
+
 // No script takes long, whatever it is asked for and whatever is there. Each runs until it was fast enough
 // once: others use this machine too.
 func TestScripts_Longest(t *testing.T) {
@@ -150,14 +293,8 @@ func TestScripts_Longest(t *testing.T) {
 	require.Positive(t, computed(rdb.Info(t.Context(), "cpu").Val()))
 	times := &scriptTimes{rdb: redistest.Client(t, &redis.Options{Addr: s.Addr}), longest: map[string]time.Duration{}}
 	rdb.AddHook(times)
-	const line = 30_000
-	made := func(opts ...Option) *longQueue {
-		q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20), WithMaxBytes(1 << 33)}, opts...)...)
-		require.NoError(t, err)
-		return &longQueue{Queue: q, t: t, p: q.partitions[0]}
-	}
-	q := made()
-	q.fill(line, 64, func(int) string { return "line" })
+	q := newLongQueue(t, rdb)
+	q.fill(longLine, 64, func(int) string { return "line" })
 	for _, name := range []int{keyMessages, keyFIFOs, keyWaiting} {
 		require.EqualValues(t, -1, rdb.PTTL(t.Context(), q.p.keys[name]).Val(), "what is large does not expire")
 	}
@@ -166,136 +303,9 @@ func TestScripts_Longest(t *testing.T) {
 		receipts = append(receipts, fmt.Sprint("old", i), "1700000000000 1 ")
 	}
 	require.NoError(t, rdb.HSet(t.Context(), q.p.keys[keyReceipts], receipts...).Err())
-	keys := func(prefix string) func(int) string {
-		return func(i int) string { return fmt.Sprint(prefix, i%batchItems) }
-	}
-	for _, c := range []struct {
-		name string
-		run  func(q *longQueue)
-	}{
-		{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
-			q.fill(batchItems*2, 16<<10, keys(q.name("k")))
-			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
-		}},
-		{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
-			q.fill(batchItems*2, 64<<10, none)
-			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfAny})
-		}},
-		{"64 of 1 MiB: claimed, settled, and as many are cancelled", func(q *longQueue) {
-			q.fill(batchItems, 1<<20, none)
-			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone})
-			_, err := q.p.cancel(t.Context(), q.fill(batchItems, 1<<20, none)...)
-			require.NoError(t, err)
-		}},
-		{"64 attempts fail, and become dead letters", func(q *longQueue) {
-			q.fill(batchItems, 64, keys(q.name("k")))
-			q.settle(q.claim(batchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})
-			q.settle(q.claim(batchItems), outcome{kind: OutcomeDead, err: errTooOld})
-		}},
-		{"64 that are due are too old, with others behind them", func(q *longQueue) {
-			q.old(q.fill(batchItems*2, 64, keys(q.name("k"))))
-			for range 4 {
-				claimTest(t, q.Queue, q.name("late"), claimBatch)
-			}
-		}},
-		{"64 saves replace one another, and 64 others", func(q *longQueue) {
-			key := keys(q.name("k"))
-			for _, of := range []func(int) string{key, key, func(int) string { return "line" }} {
-				var batch []*enqueueing
-				for i := range batchItems {
-					j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, QuietPeriod: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
-					batch = append(batch, enqueueingOf(t.Context(), j, maxInline))
-				}
-				q.p.enqueue(batch)
-			}
-		}},
-		{"64 that are delayed join", func(q *longQueue) {
-			var batch []*enqueueing
-			for i := range batchItems {
-				j := Job{ID: q.name("id"), Key: keys(q.name("k"))(i), Delay: time.Millisecond, MaxAge: time.Hour}
-				batch = append(batch, enqueueingOf(t.Context(), j, maxInline))
-			}
-			q.p.enqueue(batch)
-			time.Sleep(5 * time.Millisecond)
-			q.claim(batchItems)
-		}},
-		{"64 are refused whose keys are full of what is too old", func(q *longQueue) {
-			prefix := q.name("k")
-			q.old(q.fill(batchItems*3, 64, keys(prefix)))
-			full := made(WithMaxDepthPerKey(3))
-			var batch []*enqueueing
-			for i := range batchItems {
-				batch = append(batch, enqueueingOf(t.Context(), Job{ID: q.name("id"), Key: keys(prefix)(i), MaxAge: time.Hour}, maxInline))
-			}
-			full.p.enqueue(batch)
-		}},
-		{"claims end, and are extended", func(q *longQueue) {
-			q.fill(2*batchItems, 64, none)
-			claims := q.claim(2 * batchItems)
-			_, err := q.p.extend(t.Context(), q.p.queue.rdb, time.Millisecond, claims)
-			require.NoError(t, err)
-			time.Sleep(5 * time.Millisecond)
-			for range 8 {
-				claimTest(t, q.Queue, q.name("late"), 0)
-			}
-		}},
-		{"64 keys are freed", func(q *longQueue) {
-			names := make([]string, wakeBatch)
-			for i := range names {
-				names[i] = q.name("k")
-			}
-			q.fill(wakeBatch, 64, func(i int) string { return names[i] })
-			q.settle(q.claim(wakeBatch), outcome{kind: OutcomeConflict, awaitsKey: true, delay: time.Hour})
-			_, err := q.p.wake(t.Context(), names, true)
-			require.NoError(t, err)
-		}},
-		{"a bucket with 100,000 is large, and then is needed no more", func(q *longQueue) {
-			bucket := q.p.keys[keyEnded+2]
-			for range 100 {
-				args := make([]any, 0, 2000)
-				for range 1000 {
-					args = append(args, q.name("ended"), "d------")
-				}
-				require.NoError(t, rdb.HSet(t.Context(), bucket, args...).Err())
-			}
-			require.NoError(t, rdb.Expire(t.Context(), bucket, time.Hour).Err())
-			counts := q.p.keys[keyCounts]
-			require.NoError(t, rdb.HSet(t.Context(), counts, "until2", time.Now().Add(time.Hour).UnixMilli()).Err())
-			require.NoError(t, rdb.HSet(t.Context(), counts, "bucket", 2, "since", time.Now().UnixMilli(), "ended", 1).Err())
-			q.fill(1, 64, none)
-			q.settle(q.claim(1), outcome{kind: OutcomeDone})
-			require.EqualValues(t, -1, rdb.PTTL(t.Context(), bucket).Val(), "what is large does not expire")
-			require.NoError(t, rdb.HSet(t.Context(), counts, "until2", 1).Err())
-			claimTest(t, q.Queue, q.name("needless"), 0)
-			require.Zero(t, rdb.Exists(t.Context(), bucket).Val())
-		}},
-		{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
-			places := rdb.ZRangeArgs(t.Context(), redis.ZRangeArgs{
-				Key: q.p.keys[keyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: line / 2, Count: 100,
-			}).Val()
-			ids := make([]string, len(places))
-			for i, place := range places {
-				ids[i], _ = splitPlace(place)
-			}
-			_, err := q.p.cancel(t.Context(), ids...)
-			require.NoError(t, err)
-			var dead []deadLetter
-			q.fill(scanBatch, 16<<10, none)
-			for _, c := range q.claim(scanBatch) {
-				dead = append(dead, deadLetter{id: c.message.ID})
-				q.settle([]*claim{c}, outcome{kind: OutcomeDead, err: errTooOld})
-			}
-			_, err = q.p.redrive(t.Context(), time.Hour, dead[:50]...)
-			require.NoError(t, err)
-			_, err = q.p.purge(t.Context(), dead...)
-			require.NoError(t, err)
-			_, cursor, err := q.List(t.Context(), StateQueued, "", maxPage)
-			require.NoError(t, err)
-			_, _, err = q.List(t.Context(), StateQueued, cursor, maxPage)
-			require.NoError(t, err)
-		}},
-	} {
+	for _, c := range longestLoads {
 		t.Run(c.name, func(t *testing.T) {
+			q.t = t
 			fastest := map[string]time.Duration{}
 			for i := range 8 {
 				times.longest = map[string]time.Duration{}

@@ -17,7 +17,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// What is counted is what Redis uses, whatever is long: keys, ids, principals, causes.
+// What is counted is what Redis uses, whatever is long: keys, ids, principals, causes. It is long since it is one story for each
+// row of a table.
 func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 	t.Parallel()
 	const messages = 1000

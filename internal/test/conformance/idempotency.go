@@ -85,7 +85,7 @@ func (t *fixture) requireRanAgain(resp testbed.Answer) {
 }
 
 // madeTwice: the second has the first one's response, whoever has the key, and nothing
-// behind the guard runs for it.
+// behind the guard runs for it. It is long since most of it is a table.
 func madeTwice(t *fixture) {
 	b := t.setUp()
 	binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)

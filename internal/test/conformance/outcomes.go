@@ -104,6 +104,7 @@ func (t *fixture) outcomesOfRefusals(l *ledger) {
 	}
 }
 
+// outcomesOfHandlers is long since most of it is a table.
 func (t *fixture) outcomesOfHandlers(l *ledger) {
 	b := t.setUp(shortLease())
 	answering := func(status int, body string) Handler {
