@@ -143,11 +143,12 @@ func (q *quorum) Wait() {
 	}
 }
 
-// silent reports whether the node has had many requests without replying to one.
-func (n *node) silent() bool {
+// silent reports whether the node has had many requests without replying to one. A renewal finds it so once
+// it would have to wait for a connection.
+func (n *node) silent(many int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.out >= batcherMax && time.Since(n.quiet) > maxNodeTimeout
+	return n.out >= many && time.Since(n.quiet) > maxNodeTimeout
 }
 
 func (n *node) asked() {
@@ -170,7 +171,7 @@ func (n *node) answered(err error) {
 
 // submit sends cmd, and calls onReply with its result.
 func (n *node) submit(cmd *command, onReply func(result)) {
-	if cmd.onReply = onReply; n.silent() {
+	if cmd.onReply = onReply; n.silent(batcherMax) {
 		n.deliver(cmd, result{err: errSilent})
 		return
 	}

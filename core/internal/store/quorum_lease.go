@@ -32,7 +32,7 @@ func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 		}
 	}
 	for _, n := range q.nodes {
-		if n.silent() || !q.life.Background(func() {
+		if n.silent(RenewalFlights) || !q.life.Background(func() {
 			n.asked()
 			replies := n.Renew(ctx, batch)
 			n.answered(replies[0].Err)
@@ -121,7 +121,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 	for _, n := range q.nodes {
 		tell := func() {
 			its, failed := ReleaseReply{}, errSilent
-			if !n.silent() {
+			if !n.silent(batcherMax) {
 				its, failed = n.Release(ctx, req)
 			}
 			mu.Lock()
