@@ -425,3 +425,64 @@ func TestRepartition_MutantsOfCoalescingAreCaught(t *testing.T) {
 		})
 	}
 }
+
+// A clock that steps back behind the last claim of a closed partition: what is carried over on its way through that is
+// stored once.
+func TestRepartition_AClockThatStepsBackStoresNothingTwice(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := newSaves(t, env, env.Prefix, nil)
+		q, ctx := s.queue(), t.Context()
+		require.True(t, s.save(q, Job{Key: "doc", Delay: time.Millisecond}))
+		require.NoError(t, q.Repartition(ctx, 2))
+		time.Sleep(5 * time.Millisecond)
+		c := claimTest(t, q, "token.1", 1)[0]
+		require.True(t, s.save(q, Job{Key: "doc"}))
+		second := q.manifest.Load().of("doc", "")[1]
+		require.NoError(t, q.Repartition(ctx, 3))
+		require.NoError(t, q.rdb.HSet(ctx, second.keys[keyCounts], "claimed", time.Now().Add(10*time.Second).UnixMilli()).Err())
+		require.NoError(t, q.carryOver(ctx, c))
+		_, err := settleOnce(c, outcome{kind: OutcomeReturned, moved: true})
+		require.NoError(t, err)
+		require.Equal(t, map[string]int{"doc ": 1}, s.parked(q))
+	})
+}
+
+// Nor does it need a reservation: what replaced the message behind one that runs is told of that one's end.
+func TestRepartition_WhatReplacedTheNextOneIsWoken(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithReservationWindow(0))
+		require.NoError(t, err)
+		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer locker.Close()
+		began, goOn := make(chan struct{}), make(chan struct{})
+		w, err := NewWorker(q, locker, func(_ context.Context, m Message) error {
+			if m.ID == "runs" {
+				close(began)
+				<-goOn
+			}
+			return nil
+		}, WithConflictBackoff(time.Hour, time.Hour), WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		enqueue := func(id, principal string) {
+			_, err := q.Enqueue(t.Context(), Job{ID: id, Key: "doc", Principal: principal, Coalesce: true})
+			require.NoError(t, err)
+		}
+		enqueue("runs", "ada")
+		enqueue("next", "bob")
+		require.NoError(t, w.Start())
+		defer func() { _ = w.Stop(t.Context()) }()
+		<-began
+		require.NoError(t, q.Repartition(t.Context(), 2))
+		enqueue("newer", "bob")
+		redistest.Eventually(t, func() bool {
+			status, err := q.Status(t.Context(), "newer")
+			return err == nil && status.Conflicts > 0 && status.State == StateQueued
+		}, "it waits for the key")
+		close(goOn)
+		redistest.Eventually(t, func() bool {
+			status, err := q.Status(t.Context(), "newer")
+			return err == nil && status.State == StateDone
+		}, "it runs")
+	})
+}

@@ -87,7 +87,7 @@ func (w *Worker) conclude(c *claim, v outcome) {
 		switch {
 		case stays && m.coalesces && !v.handedBack:
 			w.supersedeReturned(c)
-		case v.moved || !stays && !m.queuedAfter:
+		case v.moved || !stays:
 			w.reconsider(m.Key) // what is newer of the key may wait for it
 		}
 	}

@@ -23,7 +23,7 @@ local n, sure = ARGV[4]:match('^(%d+) ?(1?)$')
 n = tonumber(n)
 local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
 local claimed = whole(own[8])
-local replies = {now, now - (claimed or now), bytes}
+local replies = {now, math.max(0, now - (claimed or now)), bytes} -- a clock may step back
 if n == 0 then -- that is all that is asked for
   replies[2] = all > redis.call('ZCARD', x) and replies[2] or -1
   return conclude(replies)
