@@ -24,7 +24,7 @@ const clusterSlots = 16384
 // copy. Its processes end with the test.
 func StartCluster(t testing.TB, primaries, replicasEach int) *Cluster {
 	t.Helper()
-	requireServer(t)
+	RequireServer(t)
 	c := &Cluster{nodes: planAll(t, primaries*(1+replicasEach), append([]string{
 		"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "1000",
 		// Nodes name a replica to clients only after something was replicated to it.
@@ -45,14 +45,18 @@ func StartCluster(t testing.TB, primaries, replicasEach int) *Cluster {
 			}
 			require.NoError(t, rdb.ClusterAddSlots(t.Context(), slots...).Err())
 		}
-		// Gossip would introduce them all, but takes its time.
-		for _, other := range c.nodes[:i] {
-			require.NoError(t, rdb.ClusterMeet(t.Context(), loopback, other.port()).Err())
-		}
+		c.introduce(t, rdb, i)
 	}
 	for i, node := range c.nodes {
 		rdb := node.client(t)
-		Eventually(t, func() bool { return knows(rdb, ids) }, "nodes that know each other")
+		met := time.Now()
+		Eventually(t, func() bool {
+			if time.Since(met) > 3*time.Second { // one that did not answer within a second was forgotten
+				met = time.Now()
+				c.introduce(t, rdb, len(c.nodes))
+			}
+			return knows(rdb, ids)
+		}, "nodes that know each other")
 		if i >= primaries {
 			require.NoError(t, rdb.ClusterReplicate(t.Context(), ids[i%primaries]).Err())
 		}
@@ -129,6 +133,14 @@ func (c *Cluster) shardOf(t testing.TB, key string) []*Server {
 	}
 	require.Fail(t, "no node answers")
 	return nil
+}
+
+// introduce tells a node of the first n. Gossip would, but takes its time.
+func (c *Cluster) introduce(t testing.TB, rdb *redis.Client, n int) {
+	t.Helper()
+	for _, other := range c.nodes[:n] {
+		require.NoError(t, rdb.ClusterMeet(t.Context(), loopback, other.port()).Err())
+	}
 }
 
 // knows reports whether a node has met all of ids.
