@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // seedFlag replays a schedule of faults. What the network and the scheduler do
@@ -223,6 +224,7 @@ func soakRounds() map[string]soakRound {
 
 // One round of each kind. make soak-locks runs them for as long as is asked for.
 func TestFaults_BreakNoPromise(t *testing.T) {
+	redistest.RequireServer(t)
 	t.Parallel()
 	for name, round := range soakRounds() {
 		t.Run(name, func(t *testing.T) { round.test(t, 0) })

@@ -41,7 +41,7 @@ func TestWorker_LocalTellsOfTheWorker(t *testing.T) {
 }
 
 func TestWorker_LocalTellsOfItsQueueWhatItWasGiven(t *testing.T) {
-	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		q := b.newQueue(b.env.Client(t), delayqueue.WithService("shop"), delayqueue.WithPartitions(3))
 		w, err := delayqueue.NewWorker(q, b.locker, func(context.Context, delayqueue.Message) error { return nil })

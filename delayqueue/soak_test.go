@@ -119,6 +119,7 @@ var parkedRound = soakRound{
 // them for as long as is asked for. They keep every processor busy, so that no other test
 // runs beside them.
 func TestFaults_LoseNoMessage(t *testing.T) {
+	redistest.RequireServer(t)
 	for name, round := range map[string]soakRound{
 		"everything": faultsRound, "workers killed": killedRound, "workers stopped": stoppedRound, "parked and fresh calls": parkedRound,
 	} {

@@ -238,7 +238,7 @@ func (j *journal) lines() []string {
 var _ io.Writer = (*journal)(nil)
 
 func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
-	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
 		var log journal
@@ -259,7 +259,7 @@ func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
 }
 
 func TestBeacon_ABlackHoleHasOneCall(t *testing.T) {
-	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
 		beacon := startBeacon(t, rdb, ops.NewRecorder(), newLocker(t, env))
@@ -301,7 +301,7 @@ func runProcess() {
 
 // A process that is killed is gone when its time is over, and one that ends well at once.
 func TestBeacon_OfProcessesThatEnd(t *testing.T) {
-	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		var processes []*redistest.Process
 		for range 3 {

@@ -115,7 +115,7 @@ func TestProcess_IsSilentOnceItMissedATime(t *testing.T) {
 }
 
 func TestReadFleet_IsBounded(t *testing.T) {
-	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		pipe := rdb.Pipeline()
 		now := time.Now().Add(time.Hour).UnixMilli()

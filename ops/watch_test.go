@@ -191,7 +191,7 @@ func TestWatch_ThatDidNotBeginKeepsNoPlace(t *testing.T) {
 }
 
 func TestWatch_HasABoundedRate(t *testing.T) {
-	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, recorder := t.Context(), ops.NewRecorder()
 		observer := recorder.Locks(nil)
 		startBeacon(t, env.Client(t), recorder, newLocker(t, env))

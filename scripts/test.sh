@@ -20,28 +20,34 @@ export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 export GOGC="${GOGC:-400}" GOMEMLIMIT="${GOMEMLIMIT:-1GiB}"
 
 test_module() { (cd "$1" && go test -vet=all -count=1 -parallel=6 -timeout=5m ./...); }
+test_beside() { test_module "$1" >"$tmp/${1//\//-}.output" 2>&1 || echo "$1" >>"$tmp/failed"; }
 
-# The modules beside the main one, which have dependencies of their own: one after the other, while the main one is tested.
+# The modules beside the main one, which have dependencies of their own: two at a time, while the main one is tested.
 # Most tests wait most of the time. They yield to the main module's, of which more depend on time. What they print follows.
 nested=$(git ls-files '*/go.mod' | xargs -n1 dirname)
 tmp=$(mktemp -d)
+export tmp
+export -f test_module test_beside
 set -m # a process group of their own, so that they end with this script
 (
 	renice -n 10 -p "$BASHPID" >/dev/null
-	for module in $nested; do
-		test_module "$module" || echo "$module" >>"$tmp/failed"
-	done
-) >"$tmp/output" 2>&1 </dev/null &
+	xargs -n1 -P2 bash -c 'test_beside "$0"' <<<"$nested"
+) </dev/null &
 beside=$!
 set +m
 trap 'kill -- -$beside; rm -rf "$tmp"' EXIT
 
 status=0
-# Not from the cache: half of what is tested is not Go. The packages that take longest begin first.
-RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./... | tee "$tmp/main" || status=1
+# Not from the cache: half of what is tested is not Go. The packages that take longest begin first. Mutants follow without the race
+# detector: they show what the checks see.
+{
+	RACE=-race scripts/gotest.sh -skip=Mutant "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./... || status=1
+	scripts/gotest.sh -run=Mutant ./ops ./core $(git grep -l '^func Test.*Mutant' '*_test.go' | grep -v ^sqlfence | xargs -n1 dirname | sort -u | sed 's,^,./,') || status=1
+	exit $status
+} | tee "$tmp/main" || status=1
 wait "$beside"
 trap 'rm -rf "$tmp"' EXIT
-cat "$tmp/output"
+cat "$tmp"/*.output
 # One that fails among the others is tested again alone, as scripts/gotest.sh does with a test.
 for module in $(cat "$tmp/failed" 2>/dev/null); do
 	echo "test: $module failed among the others; alone:"

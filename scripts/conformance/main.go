@@ -66,7 +66,7 @@ func (t *table) run(packages []string) error {
 	}
 	tests := exec.Command("go", args...)
 	tests.Stderr = os.Stderr
-	tests.Env = append(os.Environ(), "PERKEY_CONFORMANCE_BOTH=1")
+	tests.Env = append(os.Environ(), "PERKEY_TEST_REDIS=both")
 	out, err := tests.Output()
 	if failed := (*exec.ExitError)(nil); err != nil && !errors.As(err, &failed) {
 		return fmt.Errorf("go test: %w", err)

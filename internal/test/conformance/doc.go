@@ -3,8 +3,7 @@
 // An adapter puts an httplock.Middleware into a framework's chain. What clients and
 // handlers see is package httplock's, and an adapter must not change it. So there is
 // one suite: an adapter hands it an Adapter, which builds the framework's engine from
-// an App, and Run checks each behaviour over real HTTP, on the embedded Redis and on
-// a real one. Responses to requests that were refused are compared with package
+// an App, and Run checks each behaviour over real HTTP. Responses to requests that were refused are compared with package
 // httplock's own, byte for byte but for what is random.
 //
 // # What an adapter must do

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,25 +11,17 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// BothVar is an environment variable that, set to 1, has Run check every adapter on both Redises.
-const BothVar = "PERKEY_CONFORMANCE_BOTH"
-
-// Run checks every behaviour of a, each in subtests. What is for net/http is checked on the embedded
-// Redis and on a real one. The adapters of frameworks stand in front of the same code: one Redis will do
-// for them, unless BothVar is set. A behaviour that a's framework cannot have is skipped, with the reason.
+// Run checks every behaviour of a, each in subtests, on the Redis of this run: see [redistest.ChoiceVar]. A behaviour
+// that a's framework cannot have is skipped, with the reason.
 //
 // Call it from a test named TestConformance: make conformance looks for that.
 func Run(t *testing.T, a Adapter) {
 	t.Helper()
 	require.NoError(t, a.validate())
-	each := redistest.Either
-	if a.Name == NetHTTP().Name || os.Getenv(BothVar) == "1" {
-		each = redistest.Each
-	}
 	t.Run(a.Name, func(t *testing.T) {
 		for _, b := range behaviours {
 			t.Run(b.name, func(t *testing.T) {
-				each(t, func(t *testing.T, env *redistest.Env) {
+				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 					switch r := b.check(t, env, a, time.Minute); r.Outcome {
 					case Failed:
 						t.Error(r.Text)

@@ -27,14 +27,22 @@ import (
 // RequireVar is an environment variable that, set to 1, makes a missing redis-server a failure, not a skip.
 const RequireVar = "PERKEY_REQUIRE_REDIS"
 
+// ChoiceVar is an environment variable that says on which Redis Each runs a test: on a real one if there is one (when it is
+// not set), on the embedded one, "embedded", and then what needs a real one is skipped, or on "both".
+const ChoiceVar = "PERKEY_TEST_REDIS"
+
 // Main is the body of TestMain: it runs the tests, says which Redis they used,
 // and fails if a goroutine is left. Each of after is called when the tests have ended, and
 // an error of it makes them fail.
 func Main(m *testing.M, after ...func() error) {
 	path, version := find()
-	if path == "" {
-		fmt.Println("redistest: no redis-server on PATH: embedded Redis only")
-	} else {
+	switch choice := os.Getenv(ChoiceVar); {
+	case choice != "" && choice != "embedded" && choice != "both":
+		fmt.Printf("redistest: %s=%s: want embedded or both\n", ChoiceVar, choice)
+		os.Exit(2)
+	case choice == "embedded" || path == "":
+		fmt.Println("redistest: embedded Redis only")
+	default:
 		fmt.Printf("redistest: embedded Redis and %s (%s)\n", version, path)
 	}
 	code := m.Run()
@@ -85,8 +93,7 @@ type Env struct {
 	silent   *atomic.Bool                                                      // of a bubble
 }
 
-// Each runs test on the embedded Redis and on a real one, in parallel with other
-// tests: it calls t.Parallel.
+// Each runs test on the Redis of this run, or on both (see ChoiceVar), in parallel with other tests: it calls t.Parallel.
 func Each(t *testing.T, test func(t *testing.T, env *Env)) {
 	t.Helper()
 	t.Parallel()
@@ -94,31 +101,25 @@ func Each(t *testing.T, test func(t *testing.T, env *Env)) {
 }
 
 // EachAlone is Each for a test that no other may disturb: it measures, or changes
-// what the process's tests share. The two Redises still run in parallel.
+// what the process's tests share. Two Redises still run in parallel.
 func EachAlone(t *testing.T, test func(t *testing.T, env *Env)) {
 	t.Helper()
-	t.Run("embedded", func(t *testing.T) {
-		t.Parallel()
-		test(t, Embedded(t))
-	})
-	t.Run("real", func(t *testing.T) {
-		t.Parallel()
-		test(t, Real(t))
-	})
-}
-
-// Either is Each with one of the two: a real one if there is one.
-func Either(t *testing.T, test func(t *testing.T, env *Env)) {
-	t.Helper()
-	t.Parallel()
-	name, start := "real", Real
-	if path, _ := find(); path == "" && os.Getenv(RequireVar) != "1" {
-		name, start = "embedded", Embedded
+	choice := os.Getenv(ChoiceVar)
+	if path, _ := find(); choice == "" && path == "" && os.Getenv(RequireVar) != "1" {
+		choice = "embedded"
 	}
-	t.Run(name, func(t *testing.T) {
-		t.Parallel()
-		test(t, start(t))
-	})
+	if choice != "" {
+		t.Run("embedded", func(t *testing.T) {
+			t.Parallel()
+			test(t, Embedded(t))
+		})
+	}
+	if choice != "embedded" {
+		t.Run("real", func(t *testing.T) {
+			t.Parallel()
+			test(t, Real(t))
+		})
+	}
 }
 
 var busy = make(chan struct{}, runtime.GOMAXPROCS(0))
@@ -142,7 +143,7 @@ func Embedded(t testing.TB) *Env {
 // Real returns the redis-server that this test binary's tests share.
 func Real(t testing.TB) *Env {
 	t.Helper()
-	requireServer(t)
+	RequireServer(t)
 	server, err := sharedServer()
 	require.NoError(t, err)
 	return &Env{Addr: server.Addr, Real: true, Prefix: prefix()}
@@ -169,6 +170,11 @@ func (e *Env) Client(t testing.TB) *redis.Client {
 // Client returns a go-redis client that is closed with the test.
 func Client(t testing.TB, opt *redis.Options) *redis.Client {
 	t.Helper()
+	if opt.ReadBufferSize == 0 && opt.WriteBufferSize == 0 {
+		small := *opt // tests have thousands of connections, with little to say
+		small.ReadBufferSize, small.WriteBufferSize = 4<<10, 4<<10
+		opt = &small
+	}
 	rdb := redis.NewClient(opt)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
@@ -231,8 +237,12 @@ func isVersion(prefix string) bool {
 	return strings.HasPrefix(version, "redis-server "+prefix)
 }
 
-func requireServer(t testing.TB) {
+// RequireServer skips a test that needs a real Redis if there is none, or this run is not for one.
+func RequireServer(t testing.TB) {
 	t.Helper()
+	if os.Getenv(ChoiceVar) == "embedded" {
+		t.Skipf("redistest: %s=embedded", ChoiceVar)
+	}
 	if path, _ := find(); path != "" {
 		return
 	}

@@ -33,7 +33,7 @@ var promptCopy = []string{"--repl-diskless-sync", "yes", "--repl-diskless-sync-d
 // failover could succeed. They end with the test.
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
-	requireServer(t)
+	RequireServer(t)
 	s := &Sentinel{servers: planAll(t, 3, slices.Concat(promptCopy, args)...), sentinels: planAll(t, 3)}
 	primary, replicas := s.servers[0], s.servers[1:]
 	for _, replica := range replicas {

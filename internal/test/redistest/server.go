@@ -35,7 +35,7 @@ type Server struct {
 // command line. It keeps no data across a restart unless they say so.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	requireServer(t)
+	RequireServer(t)
 	s, err := newServer(t.TempDir(), args...)
 	require.NoError(t, err)
 	t.Cleanup(s.Kill)
