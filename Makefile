@@ -10,12 +10,12 @@ MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openap
 .PHONY: help test test-embedded conformance lint fmt docs api demo bench soak soak-locks soak-queue soak-bodies
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## run all tests, with the race detector (the modules beside the main one without); TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
 
-test-embedded: ## run the main module's tests on the embedded Redis instead of a real one, without the race detector
+test-embedded: ## run what the embedded Redis can run of the main module's tests, but mutants, on it, without the race detector
 	@PERKEY_TEST_REDIS=embedded PERKEY_REQUIRE_REDIS= scripts/gotest.sh -skip Mutant $(TESTFLAGS) ./...
 
 conformance: ## check every adapter against the same promises, on both Redises, and print the table; PERKEY_REQUIRE_REDIS=1 as for test

@@ -142,7 +142,7 @@ func TestReload_ReachesRequestsAndTasksUnderTraffic(t *testing.T) {
 			select {
 			case <-stop:
 				return false
-			case <-time.After(3 * time.Millisecond):
+			case <-time.After(time.Millisecond):
 				return true
 			}
 		}

@@ -15,7 +15,7 @@ import (
 func init() { unseenTime = 3 * time.Second }
 
 func TestParts_TakeTimeInProportionToTheText(t *testing.T) {
-	for _, text := range []string{strings.Repeat("k", 1<<18), strings.Repeat("\xff", 1<<18)} {
+	for _, text := range []string{strings.Repeat("k", 1<<20), strings.Repeat("\xff", 1<<20)} {
 		began := time.Now()
 		assert.Len(t, parts(text), 1)
 		assert.Less(t, time.Since(began), 5*time.Second)

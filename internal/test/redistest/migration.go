@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -129,7 +130,9 @@ func (c *Cluster) Empty(t testing.TB, from, to *Server) {
 func (c *Cluster) Reshard(t testing.TB, from, to *Server, options ...string) {
 	t.Helper()
 	path, err := exec.LookPath("redis-cli")
-	if err != nil {
+	if err != nil && os.Getenv(RequireVar) == "1" {
+		t.Fatalf("redistest: no redis-cli on PATH, and %s=1 asks for it", RequireVar)
+	} else if err != nil {
 		t.Skip("redistest: no redis-cli on PATH")
 	}
 	// It refuses to begin until all nodes have heard who owns what.
