@@ -7,7 +7,7 @@ LINT := bin/golangci-lint-$(LINT_VERSION)
 MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openapitest lockotel lockprom ops/console/browsertest sqlfence/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-embedded conformance lint fmt docs api demo bench soak soak-locks soak-queue soak-bodies
+.PHONY: help test test-embedded conformance lint fmt docs api demo bench soak soak-locks soak-queue soak-bodies soak-fleet
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,10 +21,11 @@ test-embedded: ## run what the embedded Redis can run of the main module's tests
 conformance: ## check every adapter against the same promises, on both Redises, and print the table; PERKEY_REQUIRE_REDIS=1 as for test
 	@go run ./scripts/conformance ./...
 
-lint: $(LINT) ## run the linters and check which package links what
+lint: $(LINT) ## run the linters, check which package links what, and how much there is of all
 	$(LINT) run ./...
 	for module in $(MODULES); do (cd $$module && $(CURDIR)/$(LINT) run ./...) || exit; done
 	scripts/deps.sh
+	scripts/budget.sh
 	for module in . $(MODULES); do (cd $$module && go mod tidy -diff) || exit; done
 
 fmt: $(LINT) ## format the code
@@ -43,7 +44,7 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
 
-soak: soak-locks soak-queue soak-bodies ## all of the next
+soak: soak-locks soak-queue soak-bodies soak-fleet ## all of the next
 
 soak-locks: ## break clients, network and Redis for OPS operations (ten million: a quarter of an hour), and check every history; SEED replays faults
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=6h -v -run=^TestSoak ./core $(if $(OPS),-ops=$(OPS)) $(if $(SEED),-seed=$(SEED))
@@ -53,6 +54,9 @@ soak-queue: ## the same for MESSAGES (100,000: a quarter of an hour) in a queue,
 
 soak-bodies: ## 10,000 clients with 1 MiB each in front of one held key: what the process takes up
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=10m -v -run=^TestSoak ./httplock
+
+soak-fleet: ## a thousand processes that report to one Redis, and a fleet of as many in which all goes wrong: what they cost
+	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=10m -v -run=^TestSoak ./ops
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.
 $(LINT):

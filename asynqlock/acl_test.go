@@ -1,7 +1,6 @@
 package asynqlock_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -36,11 +35,7 @@ func TestACL_TheSmallestRightsOfTheMiddleware(t *testing.T) {
 		ran := make(chan struct{}, 1)
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, tasks))
-		stop := b.start(t, cfg, asynqlock.PerKey(locker.Guard(policy), walletKey, soon)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		stop := b.start(t, cfg, asynqlock.PerKey(locker.Guard(policy), walletKey, soon)(tells(ran)))
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 1)
 		if policy == nil {

@@ -39,7 +39,7 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 						asynq.Deadline(deadline), asynq.Retention(10*time.Minute))
 				}
 				ids := make(chan string, 1)
-				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+				b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 					func(ctx context.Context, task *asynq.Task) error {
 						in, _ := ctx.Deadline()
 						assert.WithinDuration(t, time.Now().Add(7*time.Minute), in, 30*time.Second)
@@ -96,11 +96,7 @@ func TestClone_DoesNotInheritTheLockOfAnotherTask(t *testing.T) {
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("first"))
 		second := b.enqueue(t, task(), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
 		ran := make(chan struct{}, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		b.serve(t, b.config(), b.perKey(soon)(tells(ran)))
 		b.untilConflicts(t, 5)
 		release()
 		get(t, ran)
@@ -121,11 +117,7 @@ func TestClone_LeavesAForeignTaskWithItsIDAlone(t *testing.T) {
 		b.enqueue(t, foreign, asynq.TaskID("x~1"), asynq.ProcessIn(time.Hour))
 		b.enqueue(t, task(), asynq.TaskID("x~2"), asynq.ProcessIn(time.Hour))
 		ids := make(chan string, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
-			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
-				ids <- task.ResultWriter().TaskID()
-				return nil
-			})))
+		b.serve(t, b.config(), b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(tellsID(ids)))
 		b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(0), asynq.Unique(time.Minute))
 		b.untilState(t, "x~3", asynq.TaskStateScheduled)
 		_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute))
@@ -148,11 +140,7 @@ func TestClone_MadeTwiceGoesOnOnce(t *testing.T) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ids := make(chan string, 10)
-		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
-			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
-				ids <- task.ResultWriter().TaskID()
-				return nil
-			}))
+		guarded := b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(tellsID(ids))
 		// The first server is never told that the task goes on as a clone, and hands it out again.
 		silent, end := make(chan error, 1), make(chan struct{})
 		defer close(end)
@@ -188,7 +176,7 @@ func TestClone_AnIDGivenAgainLosesNoTask(t *testing.T) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
 		b.hold(t, key)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
+		b.serve(t, b.config(), b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
 		one, two := `{"user_id":"`+secret+`","n":1}`, `{"user_id":"`+secret+`","n":2}`
 		// The last is the first once more, as asynq would say if that were still "x".
 		for _, payload := range []string{one, two, one} {
@@ -214,7 +202,7 @@ func TestClone_ManyThatEndedLoseNoTask(t *testing.T) {
 			id := b.enqueue(t, task(), asynq.TaskID(fmt.Sprintf("x~%d", n+1)), asynq.ProcessIn(time.Hour))
 			require.NoError(t, b.inspector.ArchiveTask(b.queue, id))
 		}
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
+		b.serve(t, b.config(), b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"))
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
 		require.Len(t, b.all(t), 1)
@@ -226,21 +214,14 @@ func TestClone_OnACluster(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.StartCluster(t, 3, 0).Client(t)
 	queue := "q"
-	locker, err := core.New(rdb)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	lease, err := locker.TryAcquire(t.Context(), key)
-	require.NoError(t, err)
+	locker := testbed.NewLocker(t, rdb)
+	lease := testbed.Take(t, locker, key)
 	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
 	cfg := (&bench{queue: queue}).config()
 	require.NoError(t, asynqlock.Configure(&cfg, rdb))
 	srv := asynq.NewServerFromRedisClient(rdb, cfg)
 	ran, log := make(chan string, 1), &testbed.Log{}
-	require.NoError(t, srv.Start(asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
-		func(_ context.Context, task *asynq.Task) error {
-			ran <- task.ResultWriter().TaskID()
-			return nil
-		}))))
+	require.NoError(t, srv.Start(asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(tellsID(ran))))
 	t.Cleanup(srv.Shutdown)
 	enqueue := func(id string) error {
 		_, err := client.Enqueue(task(), asynq.Queue(queue), asynq.MaxRetry(0), asynq.TaskID(id), asynq.Unique(time.Minute))
@@ -289,11 +270,7 @@ func TestConfigure_TroubleOfItsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, rdb))
 		ran := make(chan struct{}, 1)
-		b.start(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		b.start(t, cfg, b.perKey(soon)(tells(ran)))
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 5) // three in trouble, one that is cloned, and the clone's
 		b.requireArchived(t, 0)
@@ -335,8 +312,7 @@ func (h *loser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func TestClone_ATaskThatIsPerhapsClonedDoesNotRunBesideIt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		lease, err := b.rival.TryAcquire(t.Context(), key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, b.rival, key)
 		require.NoError(t, lease.Extend(t.Context(), time.Hour), "the clone is not due before the end of the test")
 		var hook loser
 		rdb := env.Client(t)
@@ -344,11 +320,7 @@ func TestClone_ATaskThatIsPerhapsClonedDoesNotRunBesideIt(t *testing.T) {
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, rdb))
 		ran := make(chan string, 10)
-		b.start(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Millisecond, time.Hour))(
-			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
-				ran <- task.ResultWriter().TaskID()
-				return nil
-			})))
+		b.start(t, cfg, b.perKey(asynqlock.WithDelay(time.Millisecond, time.Hour))(tellsID(ran)))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"), asynq.Unique(time.Minute))
 		redistest.Eventually(t, hook.lost.Load, "the reply is lost")
 		require.NoError(t, lease.Release(t.Context()))
@@ -369,7 +341,7 @@ func TestClone_HeadersCopiedToAnotherTaskMakeNone(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		clones := make(chan bool, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				_, clone := asynqlock.OriginOf(ctx, task)
 				clones <- clone

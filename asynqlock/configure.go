@@ -14,8 +14,7 @@ import (
 // use rdb, so they cannot be on different Redis servers. It does not change cfg. The caller closes
 // rdb, after the server. The error wraps [core.ErrInvalidOption].
 //
-// Set Config.TaskCheckInterval: within this time an idle server finds a task that a release woke.
-// Its default is 1 s.
+// An idle server finds a task that a release woke within Config.TaskCheckInterval, here 50 ms unless it is set.
 func NewServer(rdb redis.UniversalClient, cfg asynq.Config) (*asynq.Server, error) {
 	if err := Configure(&cfg, rdb); err != nil {
 		return nil, err
@@ -32,6 +31,8 @@ func NewServer(rdb redis.UniversalClient, cfg asynq.Config) (*asynq.Server, erro
 //   - RetryDelayFunc: a deferred task comes back after the delay of WithDelay.
 //   - ErrorHandler: not called with deferred tasks, whose errors wrap ErrDeferred.
 //   - BaseContext: gives the middleware what it needs to read and clone tasks.
+//   - TaskCheckInterval and DelayedTaskCheckInterval, if they are 0: 50 ms and 1 s, in place of asynq's 1 s and 5 s. A
+//     TaskCheckInterval above 250 ms is logged as a warning.
 //
 // rdb is a client of the Redis, database included, that holds the server's queues, which
 // need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. The
@@ -49,6 +50,8 @@ func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 	cfg.RetryDelayFunc = retryDelay(cfg.RetryDelayFunc)
 	cfg.ErrorHandler = errorHandler(cfg.ErrorHandler)
 	cfg.BaseContext = baseContext(cfg.BaseContext, newServer(rdb))
+	checkOften(cfg)
+	tellStrange()
 	return nil
 }
 

@@ -50,7 +50,7 @@ func TestConfigure_OwnHooksAreCalledForFailuresOnly(t *testing.T) {
 		cfg.BaseContext = func() context.Context { return context.WithValue(context.Background(), ctxKey{}, "base") }
 		var runs atomic.Int64
 		done := make(chan struct{})
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, cfg, b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				assert.Equal(t, "base", ctx.Value(ctxKey{}))
 				if runs.Add(1) < 4 {
@@ -74,7 +74,7 @@ func TestConfigure_DefaultsStayInForceWithoutOwnHooks(t *testing.T) {
 		b := setup(t, env)
 		cfg := b.config()
 		cfg.RetryDelayFunc = nil
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
+		b.serve(t, cfg, b.perKey()(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error { return errOops })))
 		id := b.enqueue(t, task())
 		info := b.untilState(t, id, asynq.TaskStateRetry)
@@ -110,6 +110,28 @@ func TestConfigure_ReportsMistakes(t *testing.T) {
 	}
 }
 
+func TestConfigure_LooksOftenForTasksThatAreWoken(t *testing.T) { // not parallel: it looks at slog's default
+	log := testbed.CaptureLog(t)
+	rdb := redistest.Client(t, redisAt("127.0.0.1:1"))
+	for _, test := range []struct {
+		pending, delayed         time.Duration
+		wantPending, wantDelayed time.Duration
+		warnings                 int
+	}{
+		{0, 0, 50 * time.Millisecond, time.Second, 0},
+		{20 * time.Millisecond, time.Minute, 20 * time.Millisecond, time.Minute, 0},
+		{250 * time.Millisecond, 0, 250 * time.Millisecond, time.Second, 0},
+		{time.Second, 0, time.Second, time.Second, 1},
+	} {
+		cfg := asynq.Config{TaskCheckInterval: test.pending, DelayedTaskCheckInterval: test.delayed}
+		before := strings.Count(log.String(), "TaskCheckInterval is long")
+		require.NoError(t, asynqlock.Configure(&cfg, rdb))
+		require.Equal(t, []time.Duration{test.wantPending, test.wantDelayed}, []time.Duration{cfg.TaskCheckInterval, cfg.DelayedTaskCheckInterval})
+		require.Equal(t, test.warnings, strings.Count(log.String(), "TaskCheckInterval is long")-before)
+	}
+	require.NotContains(t, log.String(), "this version of asynq is not known")
+}
+
 func TestNewServer_LeavesTheConfigAsItWas(t *testing.T) {
 	t.Parallel()
 	var cfg asynq.Config
@@ -125,7 +147,7 @@ func TestConfigure_WithoutItAWarningIsLoggedOnce(t *testing.T) {
 		b.hold(t, key)
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 1)
-		b.start(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+		b.start(t, b.config(), b.perKey(asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
 			func(_ context.Context, task *asynq.Task) error {
 				assert.Equal(t, "free", task.Type())
 				ran <- struct{}{}
@@ -230,7 +252,7 @@ func TestSkip_NeedsNoKey(t *testing.T) {
 		b := setup(t, env)
 		ran := make(chan struct{})
 		skip := asynqlock.WithSkip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "free" })
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, skip)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(skip)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				_, held := core.LeaseFrom(ctx)
 				assert.False(t, held)

@@ -29,7 +29,7 @@ func TestConflict_AHundredLeaveRetriedAtZero(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan int, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				retried, _ := asynq.GetRetryCount(ctx)
 				ran <- retried
@@ -58,7 +58,7 @@ func TestConflict_ArchivesNoTaskWithMaxRetryZero(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		origins := make(chan asynqlock.Origin, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				origin, _ := asynqlock.OriginOf(ctx, task)
 				origins <- origin
@@ -86,7 +86,7 @@ func TestConflict_OnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 		oops := errors.New("oops")
 		rival := make(chan *core.Lease, 1)
 		var runs atomic.Int64
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				if runs.Add(1) == 1 {
 					// The rival stands in line for the key before the first failure.
@@ -133,11 +133,7 @@ func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
 				reported := make(chan error, 10)
 				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 				ran := make(chan struct{}, 10)
-				b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(time.Second))(asynq.HandlerFunc(
-					func(context.Context, *asynq.Task) error {
-						ran <- struct{}{}
-						return nil
-					})))
+				b.serve(t, cfg, b.perKey(soon, asynqlock.WithMaxAge(time.Second))(tells(ran)))
 				start := time.Now()
 				b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
 				err := get(t, reported)
@@ -173,7 +169,7 @@ func TestTimeout_DoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				ran <- string(task.Payload())
 				return nil
@@ -221,6 +217,25 @@ func TestPolicy_AShortWaitInTheWorker(t *testing.T) {
 	})
 }
 
+// asynq counts a task that is still waiting at the end of its Timeout as failed.
+func TestPolicy_AWaitEndsBeforeTheTasksTimeout(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		guard := b.locker.Guard(retry.Policy{MaxWait: time.Hour})
+		b.serve(t, b.config(), asynqlock.PerKey(guard, walletKey)(mustNotRun(t)))
+		var ids []string
+		for range 4 {
+			ids = append(ids, b.enqueue(t, task(), asynq.MaxRetry(3), asynq.Timeout(5*time.Second)))
+		}
+		for _, id := range ids {
+			info := b.untilState(t, id, asynq.TaskStateRetry)
+			require.Zero(t, info.Retried, info.LastErr)
+			require.Contains(t, info.LastErr, "not run: the key is held")
+		}
+	})
+}
+
 // parker stores nothing, but says it did.
 type parker struct{}
 
@@ -233,11 +248,7 @@ func TestPolicy_ThatParksIsAConflict(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan struct{}, 1)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(parker{}), walletKey, soon)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(parker{}), walletKey, soon)(tells(ran)))
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 3)
 		release()
@@ -252,16 +263,10 @@ func TestLockRedisOutOfReach_SpendsNoAttempt(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(locks.Close)
 		rdb := redistest.Client(t, redisAt(locks.Addr()))
-		locker, err := core.New(rdb)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = locker.Close() })
+		locker := testbed.NewLocker(t, rdb)
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		b.serve(t, b.config(), asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(tells(ran)))
 		locks.SetError("LOADING Redis is loading the dataset in memory")
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		id := b.enqueue(t, asynq.NewTask(kind, []byte(`{"user_id":"other-`+secret+`"}`)), asynq.MaxRetry(1))
@@ -288,7 +293,7 @@ func TestLocker_ThatIsClosedSpendsNoAttempt(t *testing.T) {
 		b := setup(t, env)
 		log := &testbed.Log{}
 		require.NoError(t, b.locker.Close())
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+		b.serve(t, b.config(), b.perKey(asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)
@@ -325,7 +330,7 @@ func TestGuards_InsideOneAnother(t *testing.T) {
 		mux := asynq.NewServeMux()
 		mux.Use(
 			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(2)), asynqlock.Type("type:"), soon),
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon),
+			b.perKey(soon),
 		)
 		mux.HandleFunc(kind, func(ctx context.Context, task *asynq.Task) error {
 			ran <- string(task.Payload())
@@ -348,7 +353,7 @@ func TestHandler_AnInnerConflictIsItsOwnFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, "else")
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				_, err := b.locker.TryAcquire(ctx, "else")
 				return err
@@ -373,7 +378,7 @@ func TestAge_IsKnownWhateverMiddlewareInFrontSays(t *testing.T) {
 				}
 				return nil
 			})
-		}, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(time.Second)))
+		}, b.perKey(soon, asynqlock.WithMaxAge(time.Second)))
 		mux.Handle(kind, mustNotRun(t))
 		b.serve(t, b.config(), mux)
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
@@ -390,7 +395,7 @@ func (r renamed) Unwrap() error { return r.error }
 func TestHandler_ALeaseThatItLostIsItsOwnFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				return fmt.Errorf("no use: %w: %w", core.ErrLeaseLost, asynq.SkipRetry)
 			})))

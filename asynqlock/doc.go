@@ -5,10 +5,7 @@
 //
 //	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "user_id")))
 //
-//	srv, err := asynqlock.NewServer(rdb, asynq.Config{ // rdb: the Redis of the queues
-//		TaskCheckInterval:        20 * time.Millisecond, // how soon a task is found that a release woke
-//		DelayedTaskCheckInterval: time.Second,           // how soon one that nobody woke
-//	})
+//	srv, err := asynqlock.NewServer(rdb, asynq.Config{Concurrency: 10}) // rdb: the Redis of the queues
 //
 // # Model
 //
@@ -24,7 +21,7 @@
 // task is archived with an error that wraps ErrTooOld.
 //
 // A release wakes one task: the one that was refused first, on whichever server. An idle server finds it within
-// Config.TaskCheckInterval, 1 s unless it is set. A new task can overtake it. Where tasks run for less than 50 ms,
+// Config.TaskCheckInterval, 50 ms unless it is set. A new task can overtake it. Where tasks run for less than 50 ms,
 // the next one is woken at the start of each, and waits for its key in its worker, for 100 ms at most. Where there
 // is no release, because the holder died or a core.MinHold keeps the key, the first task is woken at the end of
 // the lease that it was refused for. Waiting lists the tasks that wait for a key.
@@ -95,7 +92,7 @@
 //
 // core.RejectConflicts is right for nearly all guards: a policy that waits (package retry) does so in a worker slot,
 // and a hot key soon fills them all. A wait shorter than a handler's run saves deferrals; it counts towards the
-// task's Timeout. Tasks cannot be parked, since asynq is a queue itself: a policy that parks is a conflict.
+// task's Timeout, and ends up to a second before that. Tasks cannot be parked, since asynq is a queue itself: a policy that parks is a conflict.
 //
 // A guard made with core.Counted(n) lets n tasks per key run at the same time. With Type as its
 // key it bounds a type over all servers.

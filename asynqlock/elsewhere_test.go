@@ -74,7 +74,7 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 	}
 	cfg := b.config()
 	cfg.Concurrency = 30
-	b.serveElsewhere(t, cfg, other, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+	b.serveElsewhere(t, cfg, other, b.perKey(soon, asynqlock.WithLogger(log.Logger()))(
 		asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
 			var wallet, n int
@@ -127,12 +127,7 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 
 				log := &testbed.Log{}
 				ran := make(chan string, 10)
-				b.serveElsewhere(t, b.config(), other, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
-					asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-						id, _ := asynq.GetTaskID(ctx)
-						ran <- id
-						return nil
-					})))
+				b.serveElsewhere(t, b.config(), other, b.perKey(soon, asynqlock.WithLogger(log.Logger()))(tellsID(ran)))
 				b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(maxRetry), asynq.Retention(time.Hour))
 				b.untilConflicts(t, 3)
 				requireWarnedOnce(t, log)
@@ -152,11 +147,7 @@ func TestConfigure_AnotherRedisIsLoggedAtTheFirstTask(t *testing.T) {
 		b := setup(t, env)
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
-		b.serveElsewhere(t, b.config(), elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(
-			asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		b.serveElsewhere(t, b.config(), elsewhere(t), b.perKey(asynqlock.WithLogger(log.Logger()))(tells(ran)))
 		for n := range 5 {
 			b.enqueue(t, asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d}`, n)))
 			get(t, ran)
@@ -172,7 +163,7 @@ func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
 		b.hold(t, key)
 		log := &testbed.Log{}
 		b.serveElsewhere(t, b.config(), elsewhere(t),
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+			b.perKey(asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.EqualValues(t, 1, b.conflicts.n.Load())
@@ -191,13 +182,13 @@ func TestConfigure_AnotherRedisKeepsTheTaskThroughAShutdown(t *testing.T) {
 		release := b.hold(t, key)
 		cfg := b.config()
 		cfg.ShutdownTimeout = time.Millisecond
-		stop := b.serveElsewhere(t, cfg, elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(mustNotRun(t)))
+		stop := b.serveElsewhere(t, cfg, elsewhere(t), b.perKey(soon)(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
 		b.untilConflicts(t, 2)
 		stop()
 		require.Equal(t, asynq.TaskStatePending, b.info(t, id).State)
 		release()
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(
+		b.serve(t, b.config(), b.perKey(soon)(
 			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
 		b.untilState(t, id, asynq.TaskStateCompleted)
 	})
@@ -208,7 +199,7 @@ func TestConfigure_AnotherRedisDoesNotUndoTheAge(t *testing.T) {
 		b := setup(t, env)
 		b.hold(t, key)
 		b.serveElsewhere(t, b.config(), elsewhere(t),
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
+			b.perKey(soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
 		require.Contains(t, info.LastErr, "task was deferred for too long")
@@ -226,11 +217,7 @@ func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
 		rdb.AddHook(&hook)
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
-		b.serveElsewhere(t, b.config(), rdb, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
-			asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				return nil
-			})))
+		b.serveElsewhere(t, b.config(), rdb, b.perKey(soon, asynqlock.WithLogger(log.Logger()))(tells(ran)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
 		b.untilConflicts(t, 3)
 		require.Equal(t, asynq.TaskStateActive, b.info(t, id).State)
@@ -252,7 +239,7 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 		returned := make(chan error, 10)
-		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(mustNotRun(t))
+		guarded := b.perKey(soon)(mustNotRun(t))
 		b.serveElsewhere(t, cfg, elsewhere(t), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			err := guarded.ProcessTask(ctx, task)
 			returned <- err
@@ -281,7 +268,7 @@ func TestConfigure_AnotherRedisHoldsNoOuterKey(t *testing.T) {
 		mux := asynq.NewServeMux()
 		mux.Use(
 			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), soon),
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon),
+			b.perKey(soon),
 		)
 		mux.HandleFunc(kind, func(context.Context, *asynq.Task) error {
 			ran <- struct{}{}
@@ -309,7 +296,7 @@ func TestConfigure_TheServersRedisIsNotTakenForAnother(t *testing.T) {
 	const tasks = 300
 	var inside alone
 	release := b.hold(t, key) // else tasks that are quick may never meet
-	b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+	b.serve(t, b.config(), b.perKey(soon, asynqlock.WithLogger(log.Logger()))(
 		asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			defer inside.enter(t)()
 			return nil

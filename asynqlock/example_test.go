@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
@@ -17,13 +16,8 @@ import (
 // One charge at a time per wallet. Tasks for other wallets are not held up, and
 // waiting costs no retry: this task has none.
 func ExamplePerKey() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)
@@ -71,13 +65,8 @@ func ExamplePerKey() {
 // At most three tasks of a type at a time, on all servers together, however many workers
 // there are.
 func ExampleType() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)

@@ -23,7 +23,7 @@ func TestHandler_RunsUnderItsLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		done := make(chan struct{})
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey()(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				defer close(done)
 				lease, held := core.LeaseFrom(ctx)
@@ -53,7 +53,7 @@ func TestHandler_CopiesOfADeafOneNeverOverlap(t *testing.T) {
 		var only alone
 		var cut atomic.Int64
 		done := make(chan struct{})
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				defer only.enter(t)()
 				if only.runs.Load() == 0 {
@@ -80,7 +80,7 @@ func TestHandler_ThatRunsOnIsLoggedOnce(t *testing.T) {
 		b := setup(t, env)
 		log := &testbed.Log{}
 		end, ran := make(chan struct{}), make(chan struct{}, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey(soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				ran <- struct{}{}
 				if task.Type() == "obeys" {
@@ -129,7 +129,7 @@ func TestShutdown_MidHandler(t *testing.T) {
 				stop()
 				require.Equal(t, asynq.TaskStatePending, b.info(t, id).State, "asynq put it back, though its handler runs")
 
-				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+				b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
 					func(context.Context, *asynq.Task) error {
 						defer only.enter(t)()
 						close(done)
@@ -149,7 +149,7 @@ func TestShutdown_MidHandler(t *testing.T) {
 func TestHandler_APanicGivesTheKeyBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
+		b.serve(t, b.config(), b.perKey()(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error { panic("oops") })))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0))
 		require.Contains(t, b.untilState(t, id, asynq.TaskStateArchived).LastErr, "oops")
@@ -168,7 +168,7 @@ func TestHandler_ALostLeaseEndsItsContext(t *testing.T) {
 				reported := make(chan error, 1)
 				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 				causes := make(chan error, 1)
-				b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
+				b.serve(t, cfg, b.perKey()(asynq.HandlerFunc(
 					func(ctx context.Context, _ *asynq.Task) error {
 						lease, _ := core.LeaseFrom(ctx)
 						_, err := b.rival.ForceRelease(context.WithoutCancel(ctx), key, lease.Fence())
@@ -198,7 +198,7 @@ func TestRefusal_FurtherInIsNoFailureOfALostLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
-		inner := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
+		inner := b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
 		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"))(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				err := inner.ProcessTask(ctx, task)

@@ -127,7 +127,7 @@ func TestKeys_TasksWithoutAUsableOneAreArchivedAtOnce(t *testing.T) {
 		cfg := b.config()
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(mustNotRun(t)))
+		b.serve(t, cfg, b.perKey()(mustNotRun(t)))
 		for payload, cause := range map[string]string{
 			`{"` + secret:                                       `no usable key in the task: JSON field "user_id"`,
 			`{"user":"` + secret + `"}`:                         `is missing or empty`,

@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // secret is a part of every key, and of no error.
@@ -71,17 +72,18 @@ func setup(t *testing.T, env *redistest.Env) *bench {
 
 func (b *bench) newLocker(t *testing.T) *core.Locker {
 	t.Helper()
-	l, err := core.New(b.rdb, core.WithPrefix(b.queue), core.WithObserver(b.conflicts))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	return testbed.NewLocker(t, b.rdb, core.WithPrefix(b.queue), core.WithObserver(b.conflicts))
+}
+
+// perKey refuses a task whose wallet is held.
+func (b *bench) perKey(opts ...asynqlock.Option) asynq.MiddlewareFunc {
+	return asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, opts...)
 }
 
 // hold takes a key away, until the end of the test or of release.
 func (b *bench) hold(t *testing.T, key string) (release func()) {
 	t.Helper()
-	lease, err := b.rival.TryAcquire(t.Context(), key)
-	require.NoError(t, err)
+	lease := testbed.Take(t, b.rival, key)
 	release = func() { _ = lease.Release(context.Background()) } // may be called twice
 	t.Cleanup(release)
 	return release
@@ -97,8 +99,7 @@ func (b *bench) subscribed(t *testing.T, l *core.Locker) *core.Locker {
 		return len(channels)
 	}
 	before := channels()
-	lease, err := l.TryAcquire(t.Context(), "warm-up")
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "warm-up")
 	require.NoError(t, lease.Release(t.Context()))
 	redistest.Eventually(t, func() bool { return channels() > before }, "a subscription")
 	time.Sleep(20 * time.Millisecond)
@@ -219,6 +220,23 @@ func mustNotRun(t *testing.T) asynq.Handler {
 	t.Helper()
 	return asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 		t.Error("the handler ran")
+		return nil
+	})
+}
+
+// tells is a handler that sends when it runs.
+func tells(ran chan<- struct{}) asynq.Handler {
+	return asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		ran <- struct{}{}
+		return nil
+	})
+}
+
+// tellsID is a handler that sends the id of what it runs.
+func tellsID(ids chan<- string) asynq.Handler {
+	return asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		ids <- id
 		return nil
 	})
 }

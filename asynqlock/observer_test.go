@@ -52,7 +52,7 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 		skip := asynqlock.WithSkip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "skipped" })
 		cfg := b.config()
 		cfg.Concurrency = 1
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithRecorder(recorder), asynqlock.WithMaxAge(time.Second))(handler))
+		b.serve(t, cfg, b.perKey(late, skip, asynqlock.WithObserver(o), asynqlock.WithRecorder(recorder), asynqlock.WithMaxAge(time.Second))(handler))
 		told := map[[2]string]int64{}
 		next := func(taskType string, kind asynqlock.OutcomeKind) asynqlock.Outcome {
 			t.Helper()
@@ -115,7 +115,7 @@ func TestObserver_OfATaskThatStays(t *testing.T) {
 				o := outcomes{told: make(chan asynqlock.Outcome, 10)}
 				cfg := b.config()
 				cfg.ShutdownTimeout = time.Millisecond
-				stop := b.serveElsewhere(t, cfg, elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, asynqlock.WithObserver(o))(mustNotRun(t)))
+				stop := b.serveElsewhere(t, cfg, elsewhere(t), b.perKey(late, asynqlock.WithObserver(o))(mustNotRun(t)))
 				b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
 				b.untilConflicts(t, 1)
 				if kind == asynqlock.OutcomeDeferred {
@@ -164,7 +164,7 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		inner, outer := outcomes{told: make(chan asynqlock.Outcome, 10)}, outcomes{told: make(chan asynqlock.Outcome, 10)}
 		log := &testbed.Log{}
 		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), asynqlock.WithObserver(outer))(
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithObserver(inner))(
+			b.perKey(asynqlock.WithObserver(inner))(
 				asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithRecorder(panics{}), asynqlock.WithLogger(log.Logger()))(
 					asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))))
 		b.hold(t, key)

@@ -52,8 +52,8 @@ func defaults() settings {
 // together. Default 1 s to 30 s; least is at least 1 ms, and most at least least.
 //
 // asynq keeps times in whole seconds, rounded down, and looks for tasks that are due
-// every Config.DelayedTaskCheckInterval, by default 5 s. A server whose queues are empty then takes
-// them within Config.TaskCheckInterval, by default 1 s.
+// every Config.DelayedTaskCheckInterval, by default 1 s. A server whose queues are empty then takes
+// them within Config.TaskCheckInterval, by default 50 ms.
 func WithDelay(least, most time.Duration) Option {
 	return func(s *settings) error {
 		if least < minMinDelay || most < least {

@@ -65,7 +65,7 @@ func (p *processing) do(ctx context.Context, guard *core.Guard, mayWait time.Dur
 	defer p.ended(ctx)
 	id, _ := asynq.GetTaskID(ctx)
 	var result error
-	err := guard.Do(ctx, core.Call{Key: p.key, Name: p.task.Type(), ID: id}, func(leased context.Context) error {
+	err := guard.Do(ctx, core.Call{Key: p.key, Name: p.task.Type(), ID: id, Prefer: inTime(ctx)}, func(leased context.Context) error {
 		defer p.typically(time.Now())
 		defer p.warnIfStillRunning(ctx)()
 		p.begin(leased)
@@ -84,6 +84,16 @@ func (p *processing) do(ctx context.Context, guard *core.Guard, mayWait time.Dur
 		p.lost = true
 		return lost(err, result, p.key)
 	}
+}
+
+// inTime has a wait end before asynq gives the task up, so that it is deferred, and has not failed.
+func inTime(ctx context.Context) core.Preference {
+	deadline, is := ctx.Deadline()
+	if !is {
+		return core.Preference{}
+	}
+	left := time.Until(deadline)
+	return core.Preference{Bounded: true, Wait: left - min(left/10, time.Second)}
 }
 
 // begin takes the task out of the list, beside its handler. If such tasks are done soon, the next is woken now, so

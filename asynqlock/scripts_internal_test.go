@@ -117,6 +117,27 @@ func TestScripts_Laws(t *testing.T) {
 	})
 }
 
+// A version of asynq whose scripts are others is told of, and what they would do inside ours is not tried.
+func TestScripts_OfAnUnknownVersionAreNotRun(t *testing.T) {
+	require.NoError(t, strangeScripts(), "go.mod has a version of asynq that is not known: read its scripts, then let asynq.go know them")
+	run, unique := runSHA, scheduleUniqueSHA
+	t.Cleanup(func() { runSHA, scheduleUniqueSHA = run, unique })
+	runSHA, scheduleUniqueSHA = "another", "another"
+	err := strangeScripts()
+	require.ErrorContains(t, err, run)
+	require.ErrorContains(t, err, unique)
+
+	rdb, queue := redistest.Real(t).Client(t), t.Name()
+	q := &tasks{server: newServer(rdb), ctx: t.Context(), queue: queue}
+	first := q.enqueued("x", asynq.ProcessIn(time.Hour), asynq.Unique(time.Hour))
+	q.runTask(queue, "x")
+	require.Equal(t, "scheduled", q.state("x"), "it comes back by itself")
+	require.NoError(t, q.enqueue(t.Context(), first, Origin{ID: "x", Clone: 1}, time.Hour))
+	require.Equal(t, "scheduled", q.state("x~1"), "the clone is enqueued")
+	require.Equal(t, "x", rdb.Get(t.Context(), rdb.Keys(t.Context(), "asynq:{"+queue+"}:unique:*").Val()[0]).Val(), "without the lock")
+	require.Empty(t, q.broken)
+}
+
 // Each of these has to break a law.
 func TestScripts_MutantsAreCaught(t *testing.T) {
 	env := redistest.Real(t)

@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -91,7 +92,7 @@ func TestWake_AFailureWakesTheNextToo(t *testing.T) {
 		ran := make(chan struct{}, 10)
 		cfg := b.config()
 		cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
+		b.serve(t, cfg, b.perKey(late)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				if len(ran)%2 == 0 {
@@ -117,12 +118,7 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
-		stop := b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
-			func(ctx context.Context, _ *asynq.Task) error {
-				id, _ := asynq.GetTaskID(ctx)
-				ran <- id
-				return nil
-			})))
+		stop := b.serve(t, b.config(), b.perKey(late)(tellsID(ran)))
 		var ids []string
 		for n := range 4 {
 			ids = append(ids, b.enqueue(t, numbered(n), asynq.MaxRetry(3), asynq.Retention(time.Hour)))
@@ -138,12 +134,7 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 		b.untilState(t, ids[2], asynq.TaskStateCompleted)
 		done()
 		b.listed(t, 4)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
-			func(ctx context.Context, _ *asynq.Task) error {
-				id, _ := asynq.GetTaskID(ctx)
-				ran <- id
-				return nil
-			})))
+		b.serve(t, b.config(), b.perKey(late)(tellsID(ran)))
 		last := b.enqueue(t, numbered(9), asynq.MaxRetry(3))
 		b.listed(t, 5)
 		release()
@@ -191,7 +182,7 @@ func TestWake_AWorkerDoesNotWaitForARedisThatHangs(t *testing.T) {
 		b := setup(t, env)
 		rdb := env.Client(t)
 		rdb.AddHook(hangs{})
-		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(
+		guarded := b.perKey()(
 			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 		took := make(chan time.Duration, 1)
 		b.serveElsewhere(t, b.config(), rdb, asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -263,7 +254,7 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 		ran := make(chan struct{}, 10)
 		end := make(chan struct{})
 		handler := func(b *bench) asynq.Handler {
-			return asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(3*time.Second))(asynq.HandlerFunc(
+			return b.perKey(soon, asynqlock.WithMaxAge(3*time.Second))(asynq.HandlerFunc(
 				func(context.Context, *asynq.Task) error {
 					ran <- struct{}{}
 					<-end
@@ -310,7 +301,7 @@ func TestWithMaxAge_CountsByTheClockOfRedis(t *testing.T) {
 	server.SetTime(now)
 	b := setup(t, &redistest.Env{Addr: server.Addr(), Prefix: "behind"})
 	b.hold(t, key)
-	b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, asynqlock.WithMaxAge(time.Minute))(mustNotRun(t)))
+	b.serve(t, b.config(), b.perKey(late, asynqlock.WithMaxAge(time.Minute))(mustNotRun(t)))
 	id := b.enqueue(t, task(), asynq.MaxRetry(3))
 	b.untilState(t, id, asynq.TaskStateRetry)
 	require.WithinDuration(t, now, b.listed(t, 1)[0].Since, time.Minute)
@@ -321,7 +312,7 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
 		b.hold(t, key)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(mustNotRun(t)))
+		b.serve(t, b.config(), b.perKey(late)(mustNotRun(t)))
 		var ids []string
 		before := time.Now()
 		for n := range 5 {
@@ -382,7 +373,7 @@ func TestWake_ATaskThatIsSlowToBePutAside(t *testing.T) {
 		ran, end := make(chan struct{}, 2*keys), make(chan struct{})
 		cfg := b.config()
 		cfg.Concurrency = 2 * keys
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
+		b.serve(t, cfg, b.perKey(late)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				<-end
@@ -429,8 +420,7 @@ func TestWake_WhenALeaseIsOver(t *testing.T) {
 				b.subscribed(t, b.locker)
 				began := time.Now()
 				if c.died {
-					_, err := b.rival.TryAcquire(t.Context(), key, core.FixedLease(hold))
-					require.NoError(t, err)
+					testbed.Take(t, b.rival, key, core.FixedLease(hold))
 				}
 				const tasks = 4
 				runs := make(chan time.Time, tasks)

@@ -3,15 +3,11 @@ package asynqlock
 import (
 	"context"
 	"hash/maphash"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 const (
@@ -129,46 +125,3 @@ func (s *server) runTask(queue, id string) (state int64) {
 	}
 	return c.state()
 }
-
-// runClient is the client through which asynq's Inspector runs a task: it wraps asynq's script so that only
-// what was put aside is run, and keeps the reply, which asynq makes a text of.
-type runClient struct {
-	redis.UniversalClient
-	scripts *sync.Map // asynq's script by its SHA1: *luascript.Script
-	reply   *redis.Cmd
-}
-
-func (c *runClient) state() int64 {
-	state, err := c.reply.Int64()
-	if err != nil {
-		return isPending
-	}
-	return state
-}
-
-// SIsMember spares the question whether the queue exists, which asynq asks first: its task came from it.
-func (c *runClient) SIsMember(ctx context.Context, _ string, _ any) *redis.BoolCmd {
-	cmd := redis.NewBoolCmd(ctx)
-	cmd.SetVal(true)
-	return cmd
-}
-
-// EvalSha runs asynq's script as it was wrapped, or has asynq send its text.
-func (c *runClient) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
-	if script, ok := c.scripts.Load(sha); ok {
-		c.reply = script.(*luascript.Script).Run(ctx, c.UniversalClient, keys, args...)
-		return c.reply
-	}
-	cmd := redis.NewCmd(ctx)
-	cmd.SetErr(redis.ErrNoScript)
-	return cmd
-}
-
-// Eval wraps asynq's script.
-func (c *runClient) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	sha := luascript.New(script).Hash()
-	c.scripts.Store(sha, luascript.New(strings.Replace(runWrapper.Source(), scriptMark, script, 1)))
-	return c.EvalSha(ctx, sha, keys, args...)
-}
-
-var runWrapper = luascript.Load(scripts, "run")

@@ -36,6 +36,7 @@ var scenarios = []struct {
 }{
 	{"uncontended", uncontended},
 	{"distinct", distinct},
+	{"overload", overload},
 	{"hotkey", hotKey},
 	{"handoff", handOff},
 	{"idle", idleHolder},

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -58,6 +59,7 @@ func (c *checker) check() {
 	}
 	c.checkRoutes(p, queues)
 	c.checkTasks(queues)
+	c.checkUnguard()
 }
 
 // probe is what the packages need to say whether they take an option. It does not
@@ -104,6 +106,9 @@ func (c *checker) checkQueue(p *probe, name string, q *queueSection) {
 	if w := q.Worker; w.initial() > w.most() {
 		c.At(member(path, "worker"), "retry_initial, %s, is longer than retry_max, %s", w.initial(), w.most())
 	}
+	if lasts, lease := cmp.Or(q.Retention, time.Hour), cmp.Or(q.Worker.ClaimLease, 30*time.Second); lasts <= 2*lease {
+		c.At(member(path, "retention"), "%s is too short; expected more than twice the worker's claim_lease, %s", lasts, lease)
+	}
 	if q.Encryption != nil {
 		c.checkEncryption(p, member(path, "encryption"), q.Encryption)
 	}
@@ -111,6 +116,9 @@ func (c *checker) checkQueue(p *probe, name string, q *queueSection) {
 
 func (c *checker) checkEncryption(p *probe, path string, e *encryptionSection) {
 	keys := member(path, "keys")
+	if e.Current == "" && !e.AcceptUnsealed {
+		c.At(path, "missing field \"current\"")
+	}
 	if _, ok := e.Keys[e.Current]; !ok && e.Current != "" && len(e.Keys) > 0 {
 		c.At(member(path, "current"), "unknown key id; expected %s", strictyaml.Either(slices.Sorted(maps.Keys(e.Keys))))
 	}
@@ -129,7 +137,7 @@ func (c *checker) checkEncryption(p *probe, path string, e *encryptionSection) {
 		case k.Env != "":
 			text := c.env[k.Env]
 			if text == "" {
-				c.At(member(at, "env"), "the environment variable %s is not set", strictyaml.Clip(k.Env))
+				c.At(member(at, "env"), "%s", strictyaml.NotSet(k.Env))
 				continue
 			}
 			k.value = strictyaml.NewSecret(text)

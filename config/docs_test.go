@@ -20,7 +20,7 @@ func TestDocs_FilesAreRight(t *testing.T) {
 	assert.Contains(t, string(doc), "```yaml\n"+string(full)+"```", "docs/config.md has testdata/full.yaml as it is")
 
 	lines := regexp.MustCompile(`(?m)^redis: .*$`).FindAll(doc, -1)
-	require.Len(t, lines, 4)
+	require.Len(t, lines, 5)
 	for _, line := range lines {
 		_, err := config.ParseIn("f.yaml", line, environment)
 		assert.NoError(t, err, string(line))

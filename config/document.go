@@ -32,7 +32,10 @@ type document struct {
 	// Guards, by name.
 	Guards map[string]*guardSection `yaml:"guards" names:"."`
 	// Which guard a route has, by its method and pattern, such as POST /orders/:id or POST /orders/{id}: a guard's name, or a guard.
-	Routes map[string]*routeSection `yaml:"routes" names:"^(GET|HEAD|POST|PUT|PATCH|DELETE|CONNECT|OPTIONS|TRACE) +/[^\\s]*$"`
+	Routes map[string]*routeSection `yaml:"routes" names:"^(GET|HEAD|POST|PUT|PATCH|DELETE|CONNECT|OPTIONS|TRACE|QUERY|PROPFIND|REPORT|SEARCH) +/[^\\s]*$"`
+	// Routes, and types of tasks, that are meant to have no guard of their own any more: each as routes or asynq had it. A
+	// reload that takes the guard from others is refused. One that has a guard too is a mistake. Each start logs them. Default: none.
+	Unguard []string `yaml:"unguard"`
 	// Which guard asynq's tasks have, by their type, or by the beginning of types followed by *, such as report:*: a guard's name, or a guard.
 	Asynq map[string]*taskSection `yaml:"asynq" names:"^[^*]*\\S[^*]*\\*?$|^\\*$"`
 }
@@ -174,7 +177,7 @@ type queueSection struct {
 	MaxResult strictyaml.Size `yaml:"max_result" range:"1..64MiB"`
 	// How often a request is tried before it becomes a dead letter. Default: 5.
 	MaxAttempts int `yaml:"max_attempts" range:"1..2147483647"`
-	// How long the state of what has ended is remembered. Default: 1h.
+	// How long the state of what has ended is remembered: more than two claim leases. Default: 1h.
 	Retention time.Duration `yaml:"retention" range:"1s..8784h"`
 	// How long dead letters are kept. Default: 168h.
 	DeadRetention time.Duration `yaml:"dead_retention" range:"1s..8784h"`
@@ -196,8 +199,8 @@ type recordsSection struct {
 }
 
 type encryptionSection struct {
-	// The id of the key that seals.
-	Current string `yaml:"current,required"`
+	// The id of the key that seals. With accept_unsealed it may be left out: nothing is sealed yet.
+	Current string `yaml:"current"`
 	// Where keys are, by their ids: each is 32 random bytes in base64.
 	Keys map[string]*encryptionKeyFrom `yaml:"keys,required" names:"^[A-Za-z0-9._-]{1,32}$"`
 	// What was stored without encryption is used too. Default: false.

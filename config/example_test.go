@@ -77,7 +77,7 @@ routes:
 	// perkey.yaml:4:28: routes."POST /orders/:order/pay": the key of the guard "pay" reads {param.id}, which the pattern does not have; expected order
 }
 
-// Another file changes the policies while requests are served.
+// Another file changes the policies while requests are served. One that lost its end takes no guard away.
 func ExampleRuntime_Reload() {
 	server, err := embedded.Start()
 	if err != nil {
@@ -99,15 +99,15 @@ func ExampleRuntime_Reload() {
 	defer func() { _ = rt.Close() }()
 
 	fmt.Println(rt.Reload(parse("{policy: retry, max_wait: 2s}")))
-	other, err := config.Parse("perkey.yaml", []byte("prefix: other\nredis: {url: 'redis://"+server.Addr()+"'}\n"))
+	broken, err := config.Parse("perkey.yaml", []byte("redis: {url: 'redis://"+server.Addr()+"'}\n"))
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(rt.Reload(other))
+	fmt.Println(rt.Reload(broken))
 	_, ok := rt.Route("PUT", "/carts/{id}")
 	fmt.Println(ok)
 	// Output:
 	// <nil>
-	// config: perkey.yaml:1:9: prefix: changed since the start; a reload cannot change it: put it back, or restart
+	// config: perkey.yaml:1:1: routes."PUT /carts/:id": the new file has no guard for this route, so that what has one key would run at once; put it back or, if this is meant, add it to the file's list: unguard: ["PUT /carts/:id"]
 	// true
 }

@@ -13,6 +13,16 @@ func ParseIn(name string, data []byte, env map[string]string) (*File, error) {
 	return parse(name, data, env)
 }
 
+// HasGuard is whether the file in force has a guard, which is not asked for as Guard does.
+func (rt *Runtime) HasGuard(name string) bool { return rt.current.Load().guards[name] != nil }
+
+// Break makes a file whose guards cannot be made: that panics.
+func (f *File) Break() *File {
+	broken := *f
+	broken.spec.Defaults.OnConflict = chain{{"defaults.on_conflict", &delayPolicy{Queue: "of no file"}}}
+	return &broken
+}
+
 // Watcher looks at a file as Watch does, when it is told to.
 func (rt *Runtime) Watcher(path string) func(context.Context) {
 	w := watch{runtime: rt, path: path, read: rt.File().sum}

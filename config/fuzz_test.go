@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,7 +17,8 @@ import (
 )
 
 // Whatever a file says, Parse says what is wrong or Build makes it: neither panics, and
-// each problem names what it is about. What Parse takes the schema takes.
+// each problem names what it is about. What Parse takes the schema takes. A service that runs takes the
+// file, or says why not.
 func FuzzParse(f *testing.F) {
 	paths, err := filepath.Glob("testdata/*.yaml")
 	require.NoError(f, err)
@@ -29,10 +31,23 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(c.file))
 	}
 	f.Add([]byte("redis: {url: 'redis://h'}\nguards: {a: {key: '{{}}{json.a.b|sha256}'}}\nroutes: {GET /{$}: a, POST /\\:x: a}"))
+	for _, policy := range []string{"delay", "[delay]", "[retry, delay, reject]", "{policy: delay}", "{policy: delay, queue: q, coalesce: true, quiet_period: 1ms, max_delay: 1ms, max_age: 1ms}"} {
+		for _, file := range []string{
+			"defaults: {anonymous: true, on_conflict: %s}\nroutes: {POST /a: {key: k, fixed_key: true}}", "guards: {g: {on_conflict: %s}}",
+			"routes: {POST /a: {key: k, fixed_key: true, anonymous: true, on_conflict: %s}}", "asynq: {a: {key: k, fixed_key: true, on_conflict: %s}}",
+		} {
+			f.Add(fmt.Appendf(nil, "queues: {q: {max_age: 1ms}}\n"+file, policy))
+		}
+	}
 	schema := compiled(f)
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	f.Cleanup(func() { _ = rdb.Close() })
 	log := config.WithLogger(slog.New(slog.DiscardHandler))
+	right, err := config.ParseIn("testdata/f.yaml", []byte("routes: {POST /fuzz: {key: k, fixed_key: true}}"), nil)
+	require.NoError(f, err)
+	running, err := config.Build(right, log, config.WithClient(rdb))
+	require.NoError(f, err)
+	f.Cleanup(func() { _ = running.Close() })
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file, err := config.ParseIn("testdata/f.yaml", data, environment)
 		if err != nil {
@@ -42,6 +57,9 @@ func FuzzParse(f *testing.F) {
 		var value any
 		if yaml.Unmarshal(data, &value) == nil { // it does not read all that the parser does
 			require.NoError(t, schema.Validate(plain(value)))
+		}
+		if err := running.Reload(file); err != nil { // before Build: a panic of compile's is an error here
+			requireProblems(t, err)
 		}
 		rt, err := config.Build(file, log, config.WithClient(rdb)) // its own would dial, for min_idle_conns
 		if err != nil {

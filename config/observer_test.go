@@ -71,7 +71,7 @@ func TestObserver_IsToldWhatBecomesOfEachFile(t *testing.T) {
 	require.Equal(t, commented.Hash(), rt.File().Hash())
 
 	o.panics = true
-	second := parse("guards: {second: {}}")
+	second := parse("guards: {first: {}, second: {}}")
 	require.NoError(t, rt.Reload(second))
 	o.requireOne(t, config.ReloadDone, 3, second, nil)
 	require.NotNil(t, rt.Guard("second"), "it is in force whatever the observer does")

@@ -127,7 +127,7 @@ func TestReload_ReplicasAgree(t *testing.T) {
 			return err == nil && stats.Queued+stats.Running == 0
 		}, "what was parked has run")
 		for name, rt := range replicas {
-			require.NoError(t, rt.Reload(load(t, env, "routes: {'POST /b': {key: 'b:{header.X-Shop}', principal: merchants}}")), name)
+			require.NoError(t, rt.Reload(load(t, env, "routes: {'POST /b': {key: 'b:{header.X-Shop}', principal: merchants}}\nunguard: [POST /a/:id]")), name)
 			assert.Nil(t, rt.Queue("later"), name)
 			require.NoError(t, rt.Reload(load(t, env, rejecting)), "%s: it was there at the start", name)
 		}
@@ -147,7 +147,7 @@ func TestReload_LooksAtTheRoutesOfWhatIsParked(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, rejecting, principals()...)
-	without := strings.Replace(rejecting, "  POST /a/:id: {key: \"a:{param.id}\"}\n", "", 1)
+	without := strings.Replace(rejecting, "  POST /a/:id: {key: \"a:{param.id}\"}\n", "", 1) + "unguard: [POST /a/:id]\n"
 	for name, taken := range map[string]bool{
 		"POST /a/:id": false, "POST /a/{id}": false, "POST shop.example/a/{id}": false, "POST /a/{name}": true, "PUT /a/:id": true, "job": true, "": true,
 	} {
@@ -173,9 +173,9 @@ func TestReload_LooksAtTheRoutesOfWhatIsParked(t *testing.T) {
 // What is running, or a dead letter, can be parked again.
 func TestReload_LooksAtAllThatIsParked(t *testing.T) {
 	t.Parallel()
-	env := redistest.Embedded(t)
+	env := redistest.Real(t)
 	rt := build(t, env, rejecting, principals()...)
-	without := strings.Replace(rejecting, "  POST /a/:id: {key: \"a:{param.id}\"}\n", "", 1)
+	without := strings.Replace(rejecting, "  POST /a/:id: {key: \"a:{param.id}\"}\n", "", 1) + "unguard: [POST /a/:id]\n"
 	taken := func() bool {
 		t.Helper()
 		err := rt.Reload(load(t, env, without))
@@ -237,7 +237,7 @@ func TestReload_WhileRedisIsAway(t *testing.T) {
 	server.Kill()
 
 	in := rt.File()
-	without := strings.Replace(rejecting, "  POST /b: {key: b, fixed_key: true, principal: users}\n", "", 1)
+	without := strings.Replace(rejecting, "  POST /b: {key: b, fixed_key: true, principal: users}\n", "", 1) + "unguard: [POST /b]\n"
 	err = rt.Reload(put(without))
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	assert.NotErrorIs(t, err, core.ErrInvalidOption)
@@ -337,7 +337,7 @@ func TestWatch_TakesAFileWhenWhatWasParkedHasRun(t *testing.T) {
 	look := w.Watcher(w.path)
 	release := hold(t, w.Runtime, "a")
 	require.Equal(t, http.StatusAccepted, serve(w.Runtime, "/a").do(request("POST", "/a")).Code)
-	w.write(queue)
+	w.write(queue + "unguard: [POST /a]\n")
 	for range 4 {
 		look(t.Context())
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
@@ -11,6 +12,9 @@ import (
 
 var policies = []string{"reject", "retry", "delay"}
 
+// delaying is how the policy delay is written: the word alone names no queue.
+const delaying = "{policy: delay, queue: NAME}"
+
 // DecodeYAML reads one policy or a list of them. A policy is a mapping, or only its name.
 func (c *chain) DecodeYAML(n strictyaml.Node) {
 	items, isList := n.Items()
@@ -18,7 +22,7 @@ func (c *chain) DecodeYAML(n strictyaml.Node) {
 	case !isList:
 		c.add(n)
 	case len(items) == 0:
-		n.Problem("is empty; give at least one policy: %s", strictyaml.Either(policies))
+		n.Problem("is empty; give at least one policy: reject, retry or %s", delaying)
 	}
 	for _, item := range items {
 		c.add(item)
@@ -34,16 +38,23 @@ func (c *chain) add(n strictyaml.Node) {
 		}
 		at = field
 	}
+	written := func(choice string) string { return choice }
+	if !n.IsMapping() {
+		written = strings.NewReplacer(`"delay"`, delaying, "or delay", "or "+delaying).Replace
+	}
 	name, ok := at.Text()
 	if !ok {
-		at.Problem("expected a policy (%s), got %s", strictyaml.Either(policies), at.Got())
+		at.Problem("expected a policy (%s), got %s", written(strictyaml.Either(policies)), at.Got())
 		return
 	}
 	policy := newPolicy(name)
-	if policy != nil {
+	switch {
+	case name == "delay" && !n.IsMapping():
+		at.Problem("delay needs a queue; write %s, with one of those under queues", delaying)
+	case policy != nil:
 		*c = append(*c, step{n.Path(), policy})
-	} else {
-		at.Problem("unknown value %q%s", strictyaml.Clip(name), strictyaml.Suggest(name, policies))
+	default:
+		at.Problem("unknown value %q%s", strictyaml.Clip(name), written(strictyaml.Suggest(name, policies)))
 		policy = newPolicy(strictyaml.Nearest(name, policies)) // its other fields may be wrong too
 	}
 	if policy != nil && n.IsMapping() {

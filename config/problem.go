@@ -70,14 +70,17 @@ func (f *File) report() *report { return &report{strictyaml.NewReport(f.places),
 
 // err returns what was collected, or nil.
 func (r *report) err() error {
-	var e Error
+	if problems := r.problems(); problems != nil {
+		return &Error{problems}
+	}
+	return nil
+}
+
+func (r *report) problems() (problems []Problem) {
 	for _, p := range r.Problems() {
-		e.Problems = append(e.Problems, Problem{r.file.name, p.Line, p.Column, p.Path, p.Message})
+		problems = append(problems, Problem{r.file.name, p.Line, p.Column, p.Path, p.Message})
 	}
-	if e.Problems == nil {
-		return nil
-	}
-	return &e
+	return problems
 }
 
 // The paths of what a mapping and a list have.

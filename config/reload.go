@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -16,12 +17,15 @@ import (
 // Reload puts a new file into force, for all routes and tasks at once. Requests that are under way
 // end under the guard that they began with. After an error the old file stays in force. The error
 // is an *Error that names the lines, or it wraps core.ErrClosed or, if Redis had to be asked and
-// did not answer, core.ErrUnavailable.
+// did not answer, core.ErrUnavailable. A panic on the way is logged, and is an error too.
 //
 // A reload changes what is under defaults, guards, routes, asynq and idempotency, and of queues max_age,
 // max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues
-// that are new. Any other change needs a restart, and is refused. After CheckRoutes, so is a route that
-// the router does not have.
+// that are new. Any other change needs a restart, and is refused. After CheckRoutes, so is a file that
+// it would not accept.
+//
+// A file that takes the guard from a route or a type of tasks is refused, unless its list unguard has that one: it may
+// have lost its end. So is one without a guard that the program has asked for with Guard.
 //
 // Reload also refuses changes by which parked requests, dead letters among them, would be lost:
 // removing a queue that holds any; and, for a route that has some, removing the route, since their
@@ -50,29 +54,16 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	if rt.closing.Err() != nil {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
-	r, before := f.report(), rt.current.Load()
+	before := rt.current.Load()
 	if f.sum == before.file.sum && reflect.DeepEqual(f.spec, before.file.spec) {
 		rt.reloaded(ctx, ReloadUnchanged, f.name, nil)
 		return nil
 	}
-	rt.checkFixed(r)
-	made, found := rt.compile(f)
-	var unasked error
-	if made != nil {
-		unasked = rt.checkParked(ctx, r, before, made)
-		if rt.router != nil {
-			checkRouter(r, made, rt.router)
-		}
-	}
-	r.Add(found.Report)
-	if err := cmp.Or(r.err(), unasked); err != nil {
+	made, err := rt.judge(ctx, f, before)
+	if err != nil {
 		return err
 	}
-	for id, before := range before.routes {
-		if _, ok := made.routes[id]; !ok {
-			rt.log().Warn("config: a route was removed: its requests need no key any more", "file", f.name, "route", before.text)
-		}
-	}
+	rt.warnUnguarded(f)
 	for name := range before.queues {
 		if made.queues[name] == nil {
 			rt.log().Warn("config: a queue was removed: its workers go on until Shutdown", "file", f.name, "queue", name)
@@ -83,6 +74,34 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	rt.log().Info("config: reloaded", "file", f.name)
 	rt.reloaded(ctx, ReloadDone, f.name, nil)
 	return nil
+}
+
+// judge makes what a file says, if it may replace what is in force.
+func (rt *Runtime) judge(ctx context.Context, f *File, before *state) (made *state, err error) {
+	defer func() { err = rt.caught(ctx, f.name, recover(), err) }()
+	r := f.report()
+	rt.checkFixed(r)
+	made, found := rt.compile(f)
+	var unasked error
+	if made != nil {
+		rt.checkDropped(r, before, made)
+		unasked = rt.checkParked(ctx, r, before, made)
+		if rt.router != nil {
+			rt.router.check(r, made, before)
+		}
+	}
+	r.Add(found.Report)
+	return made, cmp.Or(r.err(), unasked)
+}
+
+// caught makes an error of what was recovered where a file was read that shall replace another. The service goes on under
+// the file that it has, whatever is wrong with this package.
+func (rt *Runtime) caught(ctx context.Context, name string, recovered any, err error) error {
+	if recovered == nil {
+		return err
+	}
+	rt.log().ErrorContext(ctx, "config: a panic over a new file", "file", name, "panic", fmt.Sprint(recovered), "stack", string(debug.Stack()))
+	return fmt.Errorf("config: reload: a mistake in perkey, not in %s: panic: %v", name, recovered)
 }
 
 // reloadable are the fields of a queue that only who fills it looks at, and partitions: how many a queue has

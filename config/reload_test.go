@@ -180,6 +180,10 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 	_, err := rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "POST /c", Principal: "u1", Payload: []byte("x")})
 	require.NoError(t, err)
 	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
+	dropped := func(route string) string {
+		return fmt.Sprintf("8:1: routes.%q: the new file has no guard for this route, so that what has one key would run at once; "+
+			"put it back or, if this is meant, add it to the file's list: unguard: [%[1]q]", route)
+	}
 	for _, c := range []struct {
 		name, old, new string
 		problems       []string
@@ -201,6 +205,7 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 			"6:3: queues.more: the queue is new, and may have no worker; restart with a worker for it",
 		}},
 		{"removed route", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n", "", []string{
+			dropped("POST /b"),
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
@@ -214,6 +219,8 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 				strings.Replace(untilRun, "it", "the old key", 1),
 		}},
 		{"two routes", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n  POST /c: {key: c, fixed_key: true, principal: users}\n", "", []string{
+			dropped("POST /b"),
+			dropped("POST /c"),
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 			`8:1: routes."POST /c": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
@@ -243,7 +250,7 @@ func TestReload_TakesWhatItCan(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, fixed, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
-	file := fixed
+	file := "unguard: [POST /d]" + fixed
 	for _, c := range [][2]string{
 		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB, max_bytes: 9MiB, max_bytes_per_key: 2MiB, max_bytes_per_principal: 2MiB"},
 		{"  POST /d: {key: d, fixed_key: true, on_conflict: reject}\n", "  POST /e: {key: e, fixed_key: true, on_conflict: reject}\n"}, // it has parked nothing

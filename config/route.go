@@ -9,9 +9,11 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/perkey-go/perkey/httplock"
+	methods "github.com/perkey-go/perkey/internal/method"
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
@@ -27,8 +29,8 @@ func parseRoute(text string) (routeID, error) {
 	switch {
 	case !ok:
 		return routeID{}, errors.New("expected a method and a pattern, such as POST /orders/:id")
-	case !slices.Contains(methods, method):
-		return routeID{}, fmt.Errorf("unknown method %q%s", strictyaml.Clip(method), strictyaml.Suggest(method, methods))
+	case !slices.Contains(methods.All, method):
+		return routeID{}, fmt.Errorf("unknown method %q%s", strictyaml.Clip(method), strictyaml.Suggest(method, methods.All))
 	case !strings.HasPrefix(pattern, "/"):
 		return routeID{}, errors.New("the pattern does not begin with a slash; expected one such as /orders/:id or /orders/{id}")
 	case strings.ContainsFunc(pattern, func(r rune) bool { return r <= ' ' || r == 0x7f }):
@@ -52,11 +54,6 @@ func patternsOf(pattern string) [2]string {
 }
 
 func plainColons(normal string) string { return strings.ReplaceAll(normal, `\:`, ":") }
-
-var methods = []string{
-	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
-	http.MethodConnect, http.MethodOptions, http.MethodTrace,
-}
 
 var paramName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
@@ -193,6 +190,16 @@ func (c *checker) checkRoutes(p *probe, queues []string) {
 func (c *checker) guardNamed(name, path string, where strictyaml.Place) *guardSection {
 	guards := c.file.spec.Guards
 	g := guards[name]
+	if before, after, ok := strings.Cut(name, ": "); g == nil && ok {
+		section, began, _ := strings.Cut(path, ".") // YAML takes the first colon within braces for the end of the name
+		what := map[string]string{"routes": "route", "asynq": "type"}[section]
+		if unquoted, err := strconv.Unquote(began); err == nil {
+			began = unquoted
+		}
+		c.At(path, "quote the %s, as in {%q: %s}: its colon ends it here, so that its guard would be %q",
+			what, strictyaml.Clip(began+":"+before), strictyaml.Clip(after), strictyaml.Clip(name))
+		return nil
+	}
 	if g == nil && name != "" && !c.Failed(member("guards", name)) {
 		c.In(where, path, "unknown guard %q%s", strictyaml.Clip(name), strictyaml.Suggest(name, slices.Sorted(maps.Keys(guards))))
 	}
@@ -208,13 +215,13 @@ func (c *checker) checkRouteMethod(path string, route *routeSection, g *guardSec
 	said := cmp.Or(g.HTTP.SafeMethods, c.file.spec.Defaults.HTTP.SafeMethods) != "" ||
 		c.Failed(member(from, "safe_methods")) || c.Failed("defaults.safe_methods")
 	switch id.method {
-	case http.MethodGet, http.MethodHead:
-		if !said {
-			c.In(route.where, path, "guards nothing: GET and HEAD need no key unless safe_methods says so; "+
-				"set safe_methods in the guard or the defaults: lock or share, or pass if this is meant")
-		}
 	case http.MethodOptions:
 		c.In(route.where, path, "guards nothing: OPTIONS never needs a key; remove the route")
+	default:
+		if methods.IsSafe(id.method) && !said {
+			c.In(route.where, path, "guards nothing: GET, HEAD and other safe methods need no key unless safe_methods says so; "+
+				"set safe_methods in the guard or the defaults: lock or share, or pass if this is meant")
+		}
 	}
 }
 

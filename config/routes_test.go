@@ -96,13 +96,15 @@ func TestReload_RefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	env := redistest.Embedded(t)
 	const right, wrong = "routes:\n  POST /orders/:id: {key: k, fixed_key: true}\n", "routes:\n  POST /order/:id: {key: k, fixed_key: true}\n"
 	rt := build(t, env, right)
-	require.NoError(t, rt.Reload(load(t, env, wrong)), "nobody can know")
+	require.NoError(t, rt.Reload(load(t, env, wrong+"unguard: [POST /orders/:id]\n")), "nobody can know")
 	registered := []httplock.RegisteredRoute{{Method: "POST", Pattern: "/orders/{id}", FromConfig: true}}
 	require.Error(t, rt.CheckRoutes(registered))
-	require.NoError(t, rt.Reload(load(t, env, right)), "a check that failed holds nothing up")
+	require.NoError(t, rt.Reload(load(t, env, right+"unguard: [POST /order/:id]\n")), "a check that failed holds nothing up")
+	require.ErrorContains(t, rt.CheckRoutes(registered), `perkey.yaml:5:11: unguard[0]: the router has no such route; did you mean "POST /orders/{id}"?`)
+	require.NoError(t, rt.Reload(load(t, env, right)))
 	require.NoError(t, rt.CheckRoutes(registered))
 
-	err := rt.Reload(load(t, env, wrong))
+	err := rt.Reload(load(t, env, wrong+"unguard: [POST /orders/:id]\n"))
 	var e *config.Error
 	require.ErrorAs(t, err, &e)
 	require.Len(t, e.Problems, 1)

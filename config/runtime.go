@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,7 +16,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/strictyaml"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -35,8 +33,9 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	reloads sync.Mutex                 // one at a time, and router
-	router  []httplock.RegisteredRoute // nil: not known
+	reloads sync.Mutex // one at a time, and router
+	router  *router    // nil: not known
+	asked   sync.Map   // the names of guards that Guard was called for
 
 	closing context.Context // ends with the first Shutdown
 	close   context.CancelFunc
@@ -84,6 +83,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 	if s := f.spec.Redis.TLS; o.client == nil && s != nil && s.InsecureSkipVerify {
 		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the network path to Redis can read and change everything", "file", f.name)
 	}
+	rt.warnUnguarded(f)
 	return rt, nil
 }
 
@@ -129,88 +129,19 @@ func (rt *Runtime) open(f *File) error {
 // the file has it now. The pattern may be of any framework's form; a host in it does not
 // matter, as the file has none. HEAD has GET's route, unless it has its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
-	s := rt.current.Load()
-	id, ok := s.find(method, pattern)
-	return s.routes[id].Route, ok
-}
-
-// find looks a route up.
-func (s *state) find(method, pattern string) (id routeID, ok bool) {
-	known := func(pattern string) bool {
-		id = routeID{method, pattern}
-		if _, ok = s.routes[id]; !ok && method == http.MethodHead {
-			id.method = http.MethodGet
-			_, ok = s.routes[id]
-		}
-		return ok
-	}
-	if known(pattern) { // it is in normal form already
-		return id, true
-	}
-	for _, pattern := range patternsOf(pattern) {
-		if known(pattern) {
-			return id, true
-		}
-	}
-	return routeID{}, false
-}
-
-// CheckRoutes returns an *Error with the routes that would run without the guard that is meant for them:
-// routes of the file that the router does not have, such as misspelt ones, and what httplock.CheckRoutes
-// finds, such as registered writes that have no guard and are not in unguarded. ginlock.Routes,
-// echolock.WatchRoutes and httplock.MuxRoutes read what is registered. Once it has returned nil, Reload
-// refuses a file with a route that the router does not have, or has without a FromConfig in front of it.
-func (rt *Runtime) CheckRoutes(registered []httplock.RegisteredRoute, unguarded ...string) error {
-	rt.reloads.Lock()
-	defer rt.reloads.Unlock()
-	s := rt.current.Load()
-	r := s.file.report()
-	checkRouter(r, s, registered)
-	if e, ok := errors.AsType[*httplock.RoutesError](httplock.CheckRoutes(registered, rt, unguarded...)); ok {
-		for _, p := range e.Problems {
-			if _, configured := s.find(p.Route.Method, p.Route.Pattern); !configured { // checkRouter has those
-				r.At("routes", "%s: %s", p.Route, p.Text)
-			}
-		}
-	}
-	if err := r.err(); err != nil {
-		return err
-	}
-	rt.router = append([]httplock.RegisteredRoute{}, registered...)
-	return nil
-}
-
-// checkRouter reports the routes of a state that are not registered, or have no FromConfig in front of them.
-func checkRouter(r *report, s *state, registered []httplock.RegisteredRoute) {
-	has, names := map[routeID]bool{}, make([]string, len(registered)) // whether with FromConfig
-	for i, route := range registered {
-		names[i] = route.String()
-		for _, pattern := range patternsOf(route.Pattern) {
-			id := routeID{route.Method, pattern}
-			before, twice := has[id] // under another host
-			has[id] = route.FromConfig && (before || !twice)
-		}
-	}
-	for id, route := range s.routes {
-		ids := []routeID{id, {"", id.pattern}}
-		if id.method == http.MethodHead {
-			ids = append(ids, routeID{http.MethodGet, id.pattern}) // net/http serves HEAD with it
-		}
-		at := member("routes", route.text)
-		i := slices.IndexFunc(ids, func(id routeID) bool { _, registered := has[id]; return registered })
-		switch {
-		case i < 0:
-			r.At(at, "the router has no such route%s", strictyaml.Meant(strictyaml.Nearest(route.text, names)))
-		case !has[ids[i]]:
-			r.At(at, "the router has this route without a FromConfig in front of it; with gin and a group of echo's, Use comes before the routes")
-		}
-	}
+	return rt.current.Load().Route(method, pattern)
 }
 
 // Guard returns the guard of this name as the file has it now, or nil, which refuses every call, if
 // there is none. A guard does not change when the file is reloaded: call Guard again rather than
-// keep it.
-func (rt *Runtime) Guard(name string) *core.Guard { return rt.current.Load().guards[name] }
+// keep it. From then on a file without the guard is refused.
+func (rt *Runtime) Guard(name string) *core.Guard {
+	g := rt.current.Load().guards[name]
+	if g != nil {
+		rt.asked.LoadOrStore(name, nil)
+	}
+	return g
+}
 
 // Queue returns the queue of this name as the file has it now. Nil: there is no such queue.
 func (rt *Runtime) Queue(name string) *delayqueue.Queue { return rt.current.Load().queues[name] }

@@ -317,6 +317,9 @@ func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 				if f.Name == "max_waiters_per_principal" {
 					least, most = least+", principal: users", most+", principal: users"
 				}
+				if f.Name == "retention" {
+					least += ", worker: {claim_lease: 100ms}"
+				}
 				build(line(at+"."+f.Name, least) + server)
 				build(line(at+"."+f.Name, most) + server)
 			}

@@ -78,6 +78,10 @@ func TestProblems_OfARedisSectionShowNoValue(t *testing.T) {
 func TestProblems_ShowNoSecretThatIsTakenForAName(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
+		"redis: {url: 'redis://h', password: '${" + hunter + "}'}":                                                  "f.yaml:1:37: redis.password: the environment variable is not set; its name is not shown",
+		"redis: {url: 'redis://u:${" + hunter + "}@h'}":                                                             "f.yaml:1:14: redis.url: the environment variable is not set; its name is not shown",
+		"prefix: ${" + hunter + "}":                                                                                 "f.yaml:1:9: prefix: the environment variable is not set; its name is not shown",
+		"queues: {q: {encryption: {current: k, keys: {k: {env: " + hunter + "}}}}}":                                 "f.yaml:1:55: queues.q.encryption.keys.k.env: the environment variable is not set; its name is not shown",
 		"redis: {password " + hunter + "}":                                                                          "f.yaml:1:9: redis: unknown field; expected addresses, ",
 		"redis: {sentinel: {password " + hunter + "}}":                                                              "redis.sentinel: unknown field; expected master, ",
 		"redis: {url: 'redis://h', password_file: " + hunter + "}":                                                  "f.yaml:1:42: redis.password_file: cannot read the file: no such file",

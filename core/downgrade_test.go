@@ -102,9 +102,10 @@ func TestDowngrade_ALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 // its release leaves nothing.
 func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const ttl = 2 * time.Second
 		for _, lost := range []bool{true, false} {
 			l, proxy, direct := throughProxy(t, env, noRetries)
-			lease, err := l.Acquire(t.Context(), "k", core.LeaseTTL(300*time.Millisecond))
+			lease, err := l.Acquire(t.Context(), "k", core.LeaseTTL(ttl))
 			require.NoError(t, err)
 			match := bothTokens()
 			if lost {
@@ -114,7 +115,7 @@ func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 			}
 			require.ErrorIs(t, lease.Downgrade(t.Context()), core.ErrUnavailable)
 			proxy.Refuse(false)
-			for end := time.Now().Add(700 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			for end := time.Now().Add(ttl + ttl/4); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 				require.NoError(t, lease.Context().Err())
 			}
 			_, err = l.TryAcquire(lease.Context(), "k")

@@ -38,7 +38,7 @@ var (
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrUpgrade: the ctx holds the key as one of several, and asks for it exclusively. The
 	// call would wait for itself: release first.
-	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively")
+	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively: take it exclusively in front")
 	// ErrInvalidCursor: [Locker.List] did not return this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
 	ErrInvalidCursor = store.ErrInvalidCursor

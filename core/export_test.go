@@ -49,6 +49,13 @@ func (l *Locker) InformedCalls() (n int) {
 	return n
 }
 
+// Queues is how many wait queues there are.
+func (l *Locker) Queues() int {
+	l.waiters.mu.Lock()
+	defer l.waiters.mu.Unlock()
+	return len(l.waiters.queues)
+}
+
 // HeardReserved reports whether the Locker was told lately that key is reserved.
 func (l *Locker) HeardReserved(key string) bool {
 	l.waiters.mu.Lock()

@@ -36,7 +36,7 @@ const (
 	longWork = 3500 * time.Millisecond
 	// A failover takes some seconds, and a key whose grant nobody heard of is free
 	// after three more.
-	recoveryWait = 20 * time.Second
+	recoveryWait = time.Minute
 )
 
 // load is calls of several processes that want a few keys, and write to a store

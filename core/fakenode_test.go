@@ -170,6 +170,13 @@ func (n *fakeNode) stop() {
 	n.stopped = true
 }
 
+// unread is how often something was sent to the node since it stopped.
+func (n *fakeNode) unread() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.backlog)
+}
+
 func (n *fakeNode) loseAnswers() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -220,6 +227,7 @@ func onFakeNodes(t *testing.T, many int, test func(t *testing.T, nodes []*fakeNo
 			}
 		}()
 		t.Cleanup(func() {
+			time.Sleep(2 * time.Second) // until go-redis, whose clients are closed, dials no longer
 			close(stop)
 			for _, n := range nodes {
 				n.live()
@@ -254,6 +262,13 @@ func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) *core.Locke
 }
 
 // records says which nodes have which keys.
+// warmAll returns when the release of what warmed them has come to all nodes: those that are too many for a quorum have it later.
+func warmAll(t *testing.T, l *core.Locker, nodes []*fakeNode) {
+	t.Helper()
+	warm(t, l)
+	redistest.Eventually(t, func() bool { return len(records(nodes)) == 0 }, "nothing is left")
+}
+
 func records(nodes []*fakeNode) (all []string) {
 	for i, n := range nodes {
 		for _, key := range n.Keys() {

@@ -132,6 +132,7 @@ func blipLosses(t *testing.T, l *core.Locker, calm, gone *sync.WaitGroup) (short
 	}
 	time.Sleep(8 * time.Second)
 	calm.Done()
+	before := time.Now()
 	gone.Wait()
 	away := time.Now()
 	over.Store(true)
@@ -140,7 +141,7 @@ func blipLosses(t *testing.T, l *core.Locker, calm, gone *sync.WaitGroup) (short
 	for kind := range requests {
 		under, lost := 0, 0
 		for _, r := range requests[kind] {
-			if r.began.Before(away) && r.ended.After(away) {
+			if r.began.Before(away) && r.ended.After(before) {
 				under++
 				if r.lost {
 					lost++

@@ -233,7 +233,8 @@ func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
 }
 
 func TestForceRelease_OfAnExpiredHolderFindsNone(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
 		other, err := l.TryAcquire(t.Context(), "k", core.Shared())
 		require.NoError(t, err)

@@ -273,6 +273,7 @@ func testQuorumMeetsANewerRecord(t *testing.T, newer any) {
 	}
 	l, err := core.NewQuorum(nodes, core.WithPrefix("p"))
 	require.NoError(t, err)
+	l.WaitForNodes(time.Minute, nodes) // a busy machine is no outage
 	t.Cleanup(func() { _ = l.Close() })
 	record := core.RecordName("p", "k")
 	writeForeign(t, envs[0].Client(t), record, newer, time.Minute)

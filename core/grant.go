@@ -29,6 +29,7 @@ type grant struct {
 	acks      int16      // how many replicas are known to have the grant
 	state     leaseState // guarded by locker.leases.mu
 	waited    bool       // its token was in the key's FIFO; guarded by locker.waiters.mu
+	briefly   bool       // its release is not tried again while Redis is down: a caller waits for it, and the rest is in the background
 	// Redis said that other processes wait.
 	waiting atomic.Bool
 	// Another process may hold the key by the same token, so the grant cannot be handed over.
@@ -37,7 +38,8 @@ type grant struct {
 
 	// Guarded by locker.leases.mu, except for its deadline.
 	schedule.Times
-	lease *Lease // that uses it; nil while it is being handed over
+	lease        *Lease // that uses it; nil while it is being handed over
+	older, newer *grant // in leaseTable.byAge
 }
 
 // newGrant makes a grant that Redis made after asked, that is known now, and that can be trusted
@@ -68,7 +70,7 @@ func (l *Locker) newGrant(record, token string, limit int, fence int64, asked, n
 func (g *grant) key() string { return store.KeyOf(g.locker.prefix, g.record) }
 
 func (g *grant) releaseRequest() store.ReleaseRequest {
-	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Holder: g}
+	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Briefly: g.briefly, Holder: g}
 }
 
 // extend renews the lease in Redis for a caller that waits for it.

@@ -145,12 +145,13 @@ func (r *recorder) add(e any) {
 	r.events = append(r.events, e)
 }
 
-func (r *recorder) OnOutcome(_ context.Context, e core.Outcome)   { r.add(e) }
-func (r *recorder) OnWaiting(_ context.Context, e core.Waiting)   { r.add(e) }
-func (r *recorder) OnReleased(_ context.Context, e core.Released) { r.add(e) }
-func (r *recorder) OnLost(_ context.Context, e core.Lost)         { r.add(e) }
-func (r *recorder) OnRenewed(_ context.Context, e core.Renewed)   { r.add(e) }
-func (r *recorder) OnWarning(_ context.Context, w core.Warning)   { r.add(w) }
+func (r *recorder) OnOutcome(_ context.Context, e core.Outcome)     { r.add(e) }
+func (r *recorder) OnWaiting(_ context.Context, e core.Waiting)     { r.add(e) }
+func (r *recorder) OnReleased(_ context.Context, e core.Released)   { r.add(e) }
+func (r *recorder) OnLost(_ context.Context, e core.Lost)           { r.add(e) }
+func (r *recorder) OnUnclaimed(_ context.Context, e core.Unclaimed) { r.add(e) }
+func (r *recorder) OnRenewed(_ context.Context, e core.Renewed)     { r.add(e) }
+func (r *recorder) OnWarning(_ context.Context, w core.Warning)     { r.add(w) }
 
 func eventsOf[T any](r *recorder) (events []T) {
 	r.mu.Lock()

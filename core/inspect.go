@@ -95,7 +95,9 @@ type Holder struct {
 	// TTL is the length of a renewed lease, and Remaining how much of this one is left. A lease is renewed after a third
 	// of its TTL. If less than half remains, the renewal is late, unless the lease was not renewed yet ([WithFirstLease]),
 	// has a [MaxHold] or a [MinHold], or was handed over to a call with another TTL. TTL is that of the call of Name and ID,
-	// to the millisecond; [Lease.Extend] does not change it. It is 0 if it is not known.
+	// to the millisecond; [Lease.Extend] does not change it. It is 0 if it is not known. Remaining is negative if the
+	// record has lost its expiry, by a PERSIST or a RESTORE without TTL: then the key is held until the holder's next
+	// renewal, a third of its TTL, says until when. If there is none, only ForceRelease frees it.
 	TTL, Remaining time.Duration
 }
 

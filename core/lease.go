@@ -214,8 +214,8 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 }
 
 // Release frees the key. The Lease's Context has ended when it returns. It works on a dead ctx, and
-// may be called more than once. It blocks for one round trip, or until go-redis gives the command
-// up; from then on, and for a lease that had ended before, the release goes on in the background.
+// may be called more than once. It blocks for one round trip, or for some 3 s; from then on, and for a lease
+// that had ended before, the release goes on in the background.
 //
 // It returns an error that wraps [ErrLeaseLost] if the lease had ended before. After any other
 // error the key is free when the lease expires, or earlier. Of leases that were taken again under
@@ -225,13 +225,13 @@ func (l *Lease) Release(ctx context.Context) error {
 		return nil
 	}
 	now := time.Now()
-	was, err := l.release(ctx, now)
+	was, err := l.release(ctx, now, false)
 	return l.released(was, err, now)
 }
 
 // release ends the lease: stop its ctx → hand the grant over to the next call of this process, or
-// release it in Redis. It returns the state of the lease before.
-func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
+// release it in Redis, briefly if that is down. It returns the state of the lease before.
+func (l *Lease) release(ctx context.Context, now time.Time, briefly bool) (was leaseState, err error) {
 	owner := l.grant.locker
 	if l.reentered != nil {
 		l.finish()
@@ -253,6 +253,7 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 	} else {
 		l.finish()
 		var owned bool
+		l.grant.briefly = briefly
 		switch owned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
 			err = store.Unavailable("release", l.Key(), err)
@@ -302,7 +303,9 @@ func (l *Lease) runToEnd(ctx context.Context, fn func(context.Context) error) (e
 	defer func() {
 		// The work was done within the lease. If Redis could not be told of the release, the work
 		// has not failed.
-		if released := l.Release(ctx); errors.Is(released, ErrLeaseLost) {
+		now := time.Now()
+		was, err := l.release(ctx, now, true)
+		if released := l.released(was, err, now); errors.Is(released, ErrLeaseLost) {
 			lost = released
 		}
 	}()

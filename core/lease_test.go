@@ -244,29 +244,6 @@ func TestLease_ACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
 	})
 }
 
-func TestFence_GrowsWhenTheServersClockIsSetBack(t *testing.T) {
-	t.Parallel()
-	m := miniredis.RunT(t)
-	now := time.Now()
-	m.SetTime(now)
-	rdb := redistest.Client(t, &redis.Options{Addr: m.Addr()})
-	l, err := core.New(rdb, core.WithRenewalClient(rdb))
-	require.NoError(t, err)
-	defer l.Close()
-	var last int64
-	for _, back := range []time.Duration{0, time.Hour, 2 * time.Hour, time.Minute, 0} {
-		m.SetTime(now.Add(-back))
-		for range 3 {
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
-			require.Greater(t, lease.Fence(), last)
-			last = lease.Fence()
-			require.NoError(t, lease.Release(t.Context()))
-		}
-	}
-	require.GreaterOrEqual(t, last, now.UnixMicro())
-}
-
 func TestLease_BadKeysAreRefusedBeforeRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Embedded(t)

@@ -21,6 +21,7 @@ type leaseTable struct {
 
 	mu       sync.Mutex
 	schedule *schedule.Schedule[*grant]
+	byAge    grant // is none: the ends of the list of all grants, by when their present calls were granted them
 	begun    bool
 	stopped  bool
 	emptied  chan struct{} // nil, or closed when the last grant has ended; see empty
@@ -28,7 +29,9 @@ type leaseTable struct {
 
 // newLeaseTable makes a table. It calls wake, with its mutex held, to say when to call next.
 func newLeaseTable(begin func(), wake func(at schedule.Instant), end func(*grant, *Lease, error)) *leaseTable {
-	return &leaseTable{begin: begin, end: end, schedule: schedule.New[*grant](wake)}
+	t := &leaseTable{begin: begin, end: end, schedule: schedule.New[*grant](wake)}
+	t.byAge.older, t.byAge.newer = &t.byAge, &t.byAge
+	return t
 }
 
 // add takes a new grant. It reports false when the Locker was closed meanwhile.
@@ -39,6 +42,7 @@ func (t *leaseTable) add(g *grant) bool {
 		return false
 	}
 	t.schedule.Add(g, g.since)
+	t.link(g)
 	if !t.begun {
 		t.begun = true
 		t.begin()
@@ -53,7 +57,9 @@ func (t *leaseTable) adopt(g *grant, l *Lease, now time.Time) bool {
 	if !g.valid(now) {
 		return false
 	}
+	g.unlink()
 	g.lease = l
+	t.link(g)
 	return true
 }
 
@@ -310,6 +316,7 @@ func (t *leaseTable) markLost(g *grant) ended {
 func (t *leaseTable) remove(g *grant, state leaseState) {
 	g.state = state
 	t.schedule.Remove(g)
+	g.unlink()
 	if t.schedule.Len() == 0 && t.emptied != nil {
 		close(t.emptied)
 		t.emptied = nil

@@ -45,17 +45,13 @@ type LocalWait struct {
 	Waited        time.Duration
 }
 
-const (
-	// How many leases, and how many keys that are waited for, are looked at before others
-	// may go on.
-	leasesAtOnce = 128
-	queuesAtOnce = 128
-)
+// queuesAtOnce is how many keys that are waited for are looked at before others may go on.
+const queuesAtOnce = 128
 
 // Local reports on the leases and waiting calls of this Locker: how many there are, and the n
 // oldest of each. It does not ask Redis, and needs memory for n. It takes some 10 ms for 100,000
-// leases or calls. Other calls are not blocked meanwhile, so the report can miss one that is
-// granted, renewed or released just then, and rarely another. A negative n is zero.
+// calls that wait. Others are not blocked meanwhile, so the report can miss a call that
+// begins or ends to wait just then. A negative n is zero.
 func (l *Locker) Local(n int) Local {
 	n = max(n, 0)
 	now := time.Now()
@@ -65,30 +61,33 @@ func (l *Locker) Local(n int) Local {
 }
 
 // oldest returns the n oldest leases, by the time of their grant.
-func (t *leaseTable) oldest(n int, now time.Time) []LocalLease {
-	var all []LocalLease
-	for i, more := 0, n > 0; more; i += leasesAtOnce {
-		t.mu.Lock()
-		for g := range t.schedule.Part(i, leasesAtOnce) {
-			held := g.granted().Elapsed(now)
-			at, among := place(all, n, held, LocalLease.held)
-			if !among {
-				continue
-			}
-			one := localLease(g, held, now)
-			again := func(other LocalLease) bool { return other.Key == one.Key && other.Fence == one.Fence }
-			if !slices.ContainsFunc(all, again) { // it was seen, and has moved since
-				all = put(all, n, at, one)
-			}
-		}
-		more = i+leasesAtOnce < t.schedule.Len()
-		t.mu.Unlock()
-		runtime.Gosched()
+func (t *leaseTable) oldest(n int, now time.Time) (all []LocalLease) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for g := t.byAge.newer; g != &t.byAge && len(all) < n; g = g.newer {
+		all = append(all, localLease(g, g.granted().Elapsed(now), now))
 	}
+	slices.SortStableFunc(all, func(a, b LocalLease) int { return cmp.Compare(b.Held, a.Held) }) // one may be about to be handed over
 	return all
 }
 
-func (l LocalLease) held() time.Duration { return l.Held }
+// link puts a grant in its place by age, nearly always the last. Called with leaseTable.mu held.
+func (t *leaseTable) link(g *grant) {
+	at := t.byAge.older
+	for at != &t.byAge && at.granted() > g.granted() {
+		at = at.older
+	}
+	g.older, g.newer = at, at.newer
+	at.newer, g.newer.older = g, g
+}
+
+// unlink takes it out. Called with leaseTable.mu held.
+func (g *grant) unlink() {
+	if g.older != nil {
+		g.older.newer, g.newer.older = g.newer, g.older
+		g.older, g.newer = nil, nil
+	}
+}
 
 func (w LocalWait) waited() time.Duration { return w.Waited }
 

@@ -124,8 +124,12 @@ func (e *storeEvents) LookAgain() {
 
 func (e *storeEvents) RenewSoon() { e.leases.soon() }
 
-func (e *storeEvents) Orphaned(key, token string, fence, server int64) {
-	e.waiters.orphaned(key, token, fence, server)
+func (e *storeEvents) Orphaned(key, token string, reply store.AcquireReply) {
+	e.waiters.orphaned(key, token, reply)
+}
+
+func (e *storeEvents) Unclaimed(key string) {
+	observing.TellAside(context.Background(), nil, "core", func() { e.observer.OnUnclaimed(context.Background(), Unclaimed{Key: key}) })
 }
 
 func (e *storeEvents) Warn(w store.Warning) {
@@ -251,6 +255,6 @@ func (l *Locker) end(g *grant, lease *Lease, cause error) {
 	l.notifications.freed(g.key())
 	if lease != nil {
 		e := Lost{Key: g.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause}
-		observing.Tell(lease.Context(), nil, "core", func() { l.observer.OnLost(lease.Context(), e) })
+		observing.TellAside(lease.Context(), nil, "core", func() { l.observer.OnLost(lease.Context(), e) })
 	}
 }

@@ -246,7 +246,7 @@ func (m *multiAttempt) together(keys []string) error {
 		g.waiting.Store(reply.Grants[i].Waiting)
 		if !l.leases.add(g) {
 			for _, key := range keys {
-				l.waiters.orphaned(key, req.Token, 0, 0)
+				l.waiters.orphaned(key, req.Token, store.AcquireReply{})
 			}
 			return store.Closed("acquire", key)
 		}

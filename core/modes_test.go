@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -108,29 +109,36 @@ func TestModes_ReadersShareTheKey(t *testing.T) {
 func TestModes_EachReaderExpiresByItself(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
-	l := newLocker(t, env, core.WithTTL(400*time.Millisecond))
-	reader, err := l.TryAcquire(t.Context(), "k", core.Shared())
+	ctx, l := t.Context(), newLocker(t, env)
+	inspect := func() *core.KeyInfo {
+		info, err := l.Inspect(ctx, "k")
+		require.NoError(t, err)
+		return info
+	}
+	reader, err := l.TryAcquire(ctx, "k", core.Shared())
 	require.NoError(t, err)
-	dying := startHolder(t, env, "k", 500*time.Millisecond, "shared")
-	dying.signal(syscall.SIGKILL)
+	startHolder(t, env, "k", time.Second, "shared").signal(syscall.SIGKILL)
 	writer := acquiring(t, newLocker(t, env), "k")
-	time.Sleep(1200 * time.Millisecond) // the dead one's lease, and that of the other twice
+	redistest.Eventually(t, func() bool { return inspect().Held == 1 }, "the dead one's lease is over")
 	waiting(t, writer, "a reader is left")
 	require.NoError(t, reader.Context().Err())
-	require.NoError(t, reader.Release(t.Context()))
-	lease := granted(t, writer)
-	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, reader.Release(ctx))
+	require.NoError(t, granted(t, writer).Release(ctx))
 
 	// The other way around: who is left is the dead one.
-	reader, err = l.TryAcquire(t.Context(), "k", core.Shared())
+	reader, err = l.TryAcquire(ctx, "k", core.Shared())
 	require.NoError(t, err)
-	dying = startHolder(t, env, "k", time.Second, "shared")
+	dying := startHolder(t, env, "k", 4*time.Second, "shared")
 	dying.signal(syscall.SIGKILL)
 	writer = acquiring(t, newLocker(t, env), "k")
 	queued(t, env, "k", 1)
-	require.NoError(t, reader.Release(t.Context()))
-	waiting(t, writer, "the dead reader's lease is not over")
-	require.NoError(t, granted(t, writer).Release(t.Context()))
+	info := inspect()
+	dead := slices.IndexFunc(info.Holders, func(h core.Holder) bool { return h.Fence == dying.fence })
+	require.NotEqual(t, -1, dead, "its lease is over before the test began")
+	require.NoError(t, reader.Release(ctx))
+	lease := granted(t, writer)
+	require.GreaterOrEqual(t, inspect().At.Sub(info.At), info.Holders[dead].Remaining, "the dead reader's lease was not over")
+	require.NoError(t, lease.Release(ctx))
 }
 
 func TestModes_ReadersBehindAWaitingWriterWait(t *testing.T) {
@@ -340,7 +348,7 @@ func TestModes_NeverOverlapWrongly(t *testing.T) {
 		inside := modesInside{limits: map[int64]int{}}
 		var wg sync.WaitGroup
 		for range lockers {
-			l := newLocker(t, env, core.WithTTL(2*time.Second))
+			l := newLocker(t, env)
 			for range goroutines {
 				wg.Go(func() {
 					for range rounds {

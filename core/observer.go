@@ -31,6 +31,9 @@ type Observer interface {
 	OnReleased(ctx context.Context, e Released)
 	// OnLost is called when a lease ended before it was released.
 	OnLost(ctx context.Context, e Lost)
+	// OnUnclaimed is called when a grant comes after its call has left, which its outcome does not tell: the key is released at
+	// once. Many of them mean that Redis is slower than callers wait.
+	OnUnclaimed(ctx context.Context, e Unclaimed)
 	// OnRenewed is called when Redis has answered a batch of renewals, or has failed to.
 	OnRenewed(ctx context.Context, e Renewed)
 	// OnWarning is called when something is found that makes locks less reliable or slower than they
@@ -64,6 +67,11 @@ type Lost struct {
 	Cause error
 }
 
+// Unclaimed describes a grant that no call took, for [Observer].OnUnclaimed.
+type Unclaimed struct {
+	Key string
+}
+
 // Renewed describes one batch of renewals, for [Observer].OnRenewed.
 type Renewed struct {
 	// Leases is how many leases were in the batch, and Latency how long Redis took to answer.
@@ -89,6 +97,9 @@ func (NopObserver) OnReleased(context.Context, Released) {}
 
 // OnLost does nothing.
 func (NopObserver) OnLost(context.Context, Lost) {}
+
+// OnUnclaimed does nothing.
+func (NopObserver) OnUnclaimed(context.Context, Unclaimed) {}
 
 // OnRenewed does nothing.
 func (NopObserver) OnRenewed(context.Context, Renewed) {}
@@ -146,6 +157,10 @@ func (o slogObserver) OnReleased(ctx context.Context, e Released) {
 		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", e.Err))
 	}
 	o.log.LogAttrs(ctx, level, "perkey: released", attrs...)
+}
+
+func (o slogObserver) OnUnclaimed(ctx context.Context, e Unclaimed) {
+	o.log.LogAttrs(ctx, slog.LevelDebug, "perkey: unclaimed", slog.String("key", e.Key))
 }
 
 func (o slogObserver) OnLost(ctx context.Context, e Lost) {

@@ -174,6 +174,9 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	}
 	delay, retry := decision.Delay()
 	if !retry {
+		if failure == nil && decision.kind == decideReject {
+			failure = a.heard()
+		}
 		if failure != nil && decision.kind == decideReject {
 			return 0, failure
 		}
@@ -222,9 +225,17 @@ func (a *attempt) shed(held bool) error {
 	if !held {
 		return store.Unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
 	}
+	if err := a.heard(); err != nil {
+		return err
+	}
 	a.conflict.Attempt++
 	a.conflict.Waited = time.Since(a.start)
 	return a.refusal(Reject())
+}
+
+// heard returns why a call must not be refused with what is known of its key: Redis was not heard lately.
+func (a *attempt) heard() error {
+	return a.locker.store.Heard(a.ctx, store.RecordName(a.locker.prefix, a.call.Key))
 }
 
 // gone returns the error of a call whose ctx ended while it waited.

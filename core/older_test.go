@@ -21,12 +21,19 @@ import (
 
 // olderArguments give scripts of that version their arguments as they were.
 var olderArguments = map[string]string{
-	"acquire": "local ARGV = {ARGV[1], ARGV[2], ARGV[3], ARGV[4] or '', ARGV[5] or '', ARGV[6] ~= '0' and ARGV[6] or nil}\n",
-	"release": "local ARGV = {ARGV[1], ARGV[2], ARGV[4] or '0', ARGV[5] or '', ARGV[6] or '', ARGV[7] or '', ARGV[8] or ''}\n",
+	"acquire":    "local ARGV = {ARGV[1], ARGV[2], ARGV[4] or '', ARGV[5] or '', ARGV[6] or '', ARGV[7] ~= '0' and ARGV[7] or nil}\n",
+	"acquireall": "local ARGV = {ARGV[1], ARGV[2], ARGV[4]}\n",
+	"release":    "local ARGV = {ARGV[1], ARGV[2], ARGV[4] or '0', ARGV[5] or '', ARGV[6] or '', ARGV[7] or '', ARGV[8] or ''}\n",
+}
+
+// olderReplies give their replies, which were shorter, what has been added.
+var olderReplies = map[string]string{
+	"acquire": "if type(reply) == 'table' and reply[1] == 0 then reply[6] = 0 end\n",
+	"release": "if type(reply) == 'table' then reply[7] = 0 end\n",
 }
 
 // olderScripts is a hook that makes a client one of the version before thin records. The scripts are
-// those of that version; what Go writes and reads is the same, but for olderArguments.
+// those of that version; what Go writes and reads is the same, but for olderArguments and olderReplies.
 func olderScripts() (redis.Hook, error) {
 	const dir = "internal/store/testdata/hash"
 	if _, err := os.Stat(dir); err != nil {
@@ -34,7 +41,8 @@ func olderScripts() (redis.Hook, error) {
 	}
 	instead := map[string]string{}
 	for name, source := range core.Scripts {
-		instead[source] = olderArguments[name] + luascript.Load(os.DirFS(dir), name).Source()
+		older := luascript.Load(os.DirFS(dir), name).Source()
+		instead[source] = olderArguments[name] + "local reply = (function()\n" + older + "\nend)()\n" + olderReplies[name] + "return reply"
 	}
 	hook, _ := redistest.RunInstead(instead)
 	return hook, nil

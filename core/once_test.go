@@ -329,13 +329,11 @@ func TestOnce_AKilledRunIsRepeated(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, ran)
 	dead.signal(syscall.SIGKILL)
-	killed := time.Now()
 	redistest.Eventually(t, func() bool {
 		ran, err := l.Once(t.Context(), "k", time.Hour, nothing)
 		require.NoError(t, err)
 		return ran
 	}, "the next call that finds the key free")
-	require.Less(t, time.Since(killed), 3*time.Second)
 	ran, err = l.Once(t.Context(), "k", time.Hour, mustNotRun)
 	require.NoError(t, err)
 	require.False(t, ran)

@@ -237,7 +237,7 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 	for range 3 {
 		env := redistest.Embedded(t)
 		proxy := redistest.NewProxy(t, env.Addr)
-		opt := &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: time.Minute}
+		opt := &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, DialTimeout: time.Minute, ReadTimeout: time.Minute}
 		clients, proxies, direct = append(clients, redistest.Client(t, opt)), append(proxies, proxy), append(direct, env.Client(t))
 	}
 	seen := newLedger()
@@ -274,7 +274,7 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 		proxy.Refuse(true)
 	}
 	each(core.OutcomeUnavailable, byKey, unbounded, "each")
-	require.NoError(t, l.Close())
+	require.NoError(t, l.Shutdown(t.Context()))
 	each(core.OutcomeClosed, byKey, unbounded, "each")
 }
 

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -107,6 +109,56 @@ func TestRace_ALostReplyToAReleaseThatServedItsOwnQueue(t *testing.T) {
 	require.NoError(t, err)
 	if stale || time.Since(begun) > 500*time.Millisecond {
 		t.Error("a stale token wasted a claim")
+	}
+}
+
+// A client's hook sends each command twice, as one that tries again does: the second reply to a release is that there is
+// nothing to release.
+func TestRace_AReleaseThatFindsItselfDoneIsNoLoss(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	rdb.AddHook(hooks{
+		script:   func(_ redis.Cmder, next func() error) error { _ = next(); return next() },
+		pipeline: func(next func() error) error { _ = next(); return next() },
+	})
+	l := lockerOn(t, rdb, env.Prefix)
+	var callers sync.WaitGroup
+	for i := range 24 {
+		callers.Go(func() {
+			for range 5 {
+				assert.NoError(t, l.Do(t.Context(), fmt.Sprint(i%12), func(context.Context) error { return nil }))
+			}
+		})
+	}
+	callers.Wait()
+}
+
+// Without such a hook a release that finds nothing is a loss, also when its script is sent again since Redis did not know it.
+func TestRace_AReleaseWhoseScriptIsNotKnownFindsALoss(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	l := lockerOn(t, rdb, "p")
+	for range 3 {
+		var callers sync.WaitGroup
+		held, lost := make(chan *core.Lease, 12), make(chan error, 12)
+		for i := range 12 {
+			callers.Go(func() {
+				lease, err := l.TryAcquire(t.Context(), fmt.Sprint(i))
+				assert.NoError(t, err)
+				held <- lease
+			})
+		}
+		callers.Wait()
+		require.NoError(t, rdb.FlushAll(t.Context()).Err())
+		require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+		for range 12 { // some alone, some in pipelines
+			callers.Go(func() { lost <- (<-held).Release(t.Context()) })
+		}
+		for range 12 {
+			require.ErrorIs(t, <-lost, core.ErrLeaseLost)
+		}
+		callers.Wait()
 	}
 }
 
@@ -285,6 +337,33 @@ func TestClose_EndsWithRequestsUnderWay(t *testing.T) {
 	case <-time.After(6 * time.Second):
 		t.Error("Close hangs")
 	}
+}
+
+// Commands that Redis has taken and never answers keep Close for two seconds.
+func TestClose_OfASilentRedisTakesTwoSeconds(t *testing.T) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		held, err := l.TryAcquire(t.Context(), "held")
+		require.NoError(t, err)
+		listening(t, l)
+		env.FallSilent()
+		calls := make(chan error, 20)
+		for i := range cap(calls) {
+			go func() {
+				_, err := l.Acquire(context.Background(), fmt.Sprint(i))
+				calls <- err
+			}()
+		}
+		time.Sleep(100 * time.Millisecond)
+		start := time.Now()
+		_ = l.Close()
+		require.LessOrEqual(t, time.Since(start), 2*time.Second)
+		require.ErrorIs(t, context.Cause(held.Context()), core.ErrClosed)
+		for range cap(calls) {
+			require.Error(t, <-calls)
+		}
+	})
 }
 
 func TestRace_ManyCallsThatLeaveAtOnceLeaveNothingBehind(t *testing.T) {

@@ -29,7 +29,7 @@ func (g *Guard) Peek(ctx context.Context, call Call) error {
 	}
 	a.conflict.Attempt, a.conflict.Waited, a.conflict.Waiting = 1, time.Since(a.start), key.Waiting
 	if len(key.Holders) > 0 {
-		a.conflict.Remaining = key.Holders[0].Remaining
+		a.conflict.Remaining = max(key.Holders[0].Remaining, 0)
 	}
 	err = a.refusal(Reject())
 	a.report(err)

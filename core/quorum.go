@@ -44,8 +44,8 @@ import (
 // overlaps with the next holder's work; while its process is stopped it cannot know of the loss.
 //
 // The fence holds beyond that: it grows with every grant, whatever the nodes' clocks say. It can
-// fail to grow only if so many nodes lost their data that none of those which make a grant knows
-// the last one, and their clocks are behind. A store in which holders claim their fence before they
+// fail to grow only if the clocks of those which make a grant are behind the last one, and none of them knows it: they
+// lost their data, or the clocks were set back while the key was free. A store in which holders claim their fence before they
 // read is safe from what a quorum cannot prevent; see [Lease.Fence]. With such a store, one
 // deployment does as well: see docs/quorum.md.
 func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error) {

@@ -227,7 +227,7 @@ func TestQuorum_AGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
 		l.WaitForNodes(time.Minute, clientsOf(t, nodes))
-		warm(t, l)
+		warmAll(t, l, nodes)
 		for _, n := range nodes[1:] {
 			n.stop()
 		}
@@ -250,7 +250,7 @@ func TestQuorum_ALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
-		warm(t, l)
+		warmAll(t, l, nodes)
 		for _, late := range []bool{false, true} {
 			nodes[2].stop()
 			lease, err := l.TryAcquire(t.Context(), "k")
@@ -279,7 +279,7 @@ func TestQuorum_GrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
-		warm(t, l)
+		warmAll(t, l, nodes)
 		for _, n := range nodes[:2] {
 			n.loseAnswers()
 		}

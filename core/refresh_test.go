@@ -112,7 +112,7 @@ func TestRefresh_LeavesNoFieldBehind(t *testing.T) {
 		require.Len(t, fields, 1)
 		token := strings.TrimPrefix(fields[0], "w:")
 		ask := func(mark string) {
-			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{c.record}, token, 1000, "x", mark, "").Err())
+			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{c.record}, token, 1000, 0, "x", mark, "").Err())
 		}
 		ask("@")
 		require.Len(t, refreshedFields(t, rdb, c.record), 1)
@@ -139,7 +139,7 @@ func TestRefresh_ADeadEntryIsPassedOverAfterTwentySeconds(t *testing.T) {
 			lease, err := holder.TryAcquire(t.Context(), "k")
 			require.NoError(t, err)
 			record := core.RecordName("p", "k")
-			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{record}, "1:stranger.00000000000000000000000000000002", 1000, "x", "+", "").Err())
+			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{record}, "1:stranger.00000000000000000000000000000002", 1000, 0, "x", "+", "").Err())
 			warm(t, l)
 			listening(t, l)
 			done := make(chan error)

@@ -79,7 +79,7 @@ func TestRefusal_APrimaryThatBecomesAReplicaGrantsNothingAndItsHoldersAreTold(t 
 	t.Parallel()
 	above := redistest.Start(t)
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
-	rdb, l := env.Client(t), newLocker(t, env, core.WithTTL(500*time.Millisecond))
+	rdb, l := env.Client(t), newLocker(t, env, core.WithTTL(3*time.Second))
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	host, port, err := net.SplitHostPort(above.Addr)

@@ -112,7 +112,7 @@ func (r *renewals) renew(batch []*grant) {
 	for _, g := range gone {
 		_ = r.locker.leases.lose(g, notOurs)
 	}
-	observing.Tell(ctx, nil, "core", func() {
+	observing.TellAside(ctx, nil, "core", func() {
 		r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
 	})
 }

@@ -156,6 +156,11 @@ func (b both) OnLost(ctx context.Context, e core.Lost) {
 	b[1].OnLost(ctx, e)
 }
 
+func (b both) OnUnclaimed(ctx context.Context, e core.Unclaimed) {
+	b[0].OnUnclaimed(ctx, e)
+	b[1].OnUnclaimed(ctx, e)
+}
+
 func (b both) OnRenewed(ctx context.Context, e core.Renewed) {
 	b[0].OnRenewed(ctx, e)
 	b[1].OnRenewed(ctx, e)

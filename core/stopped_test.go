@@ -100,7 +100,7 @@ func runStopped() {
 					for woken := time.Now(); time.Since(woken) < 20*time.Microsecond; { // or they all wake after the scheduler
 						continue
 					}
-					stopped := time.Since(last) > stoppedTTL
+					stopped, looked := time.Since(last) > stoppedTTL, time.Now()
 					select {
 					case <-ctx.Done():
 						if context.Cause(ctx) == nil {
@@ -109,8 +109,10 @@ func runStopped() {
 						return
 					default:
 					}
-					if stopped && ctx.Err() != nil { // else it was only this goroutine that did not run
-						open[kind].Add(1)
+					if stopped && ctx.Err() != nil {
+						if time.Since(looked) < time.Millisecond { // else the lease may have ended between the two looks
+							open[kind].Add(1)
+						}
 						return
 					}
 					last = time.Now()

@@ -68,7 +68,6 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if err := owner.leases.check(l); err != nil {
 		return "", err
 	}
-	_ = owner.leases.share(l)
 	owned, err := g.extend(ctx, "detach", g.ttl)
 	switch {
 	case err != nil:

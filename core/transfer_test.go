@@ -5,11 +5,15 @@ import (
 	"errors"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -286,7 +290,8 @@ func TestTransfer_ALostLeaseCannotBeDetached(t *testing.T) {
 }
 
 func TestResume_TakesOptionsThatComeInTime(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		var seen recorder
 		from, to := newLocker(t, env), newLocker(t, env, core.WithObserver(&seen))
@@ -306,7 +311,8 @@ func TestResume_TakesOptionsThatComeInTime(t *testing.T) {
 		require.True(t, acquired.Resumed)
 		start := time.Now()
 		<-resumed.Context().Done()
-		require.Less(t, time.Since(start), time.Second)
+		require.LessOrEqual(t, time.Since(start), 300*time.Millisecond)
+		require.Greater(t, time.Since(start), 200*time.Millisecond, "it was renewed")
 		require.ErrorIs(t, context.Cause(resumed.Context()), core.ErrLeaseLost)
 	})
 }
@@ -453,5 +459,42 @@ func FuzzToken(f *testing.F) {
 		}
 		// With the right checksum, so that the fields are looked at.
 		_ = core.ParseToken(core.Sealed(text))
+	})
+}
+
+// A Detach that failed leaves the lease as it was: it is handed over within its process.
+func TestDetach_ThatFailedLeavesTheLeaseAsItWas(t *testing.T) {
+	t.Parallel()
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+		refused, releases := redisError("ERR refused"), atomic.Int32{}
+		rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+			switch {
+			case isScript(cmd, "renew"):
+				return refuse(cmd, refused)
+			case isScript(cmd, "release"):
+				releases.Add(1)
+			}
+			return next()
+		}})
+		l, err := core.New(rdb, core.WithRenewalClient(rdb))
+		require.NoError(t, err)
+		first, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		_, err = first.Detach(t.Context())
+		require.ErrorIs(t, err, refused)
+		require.NoError(t, first.Context().Err())
+		var callers sync.WaitGroup
+		run := make(chan struct{})
+		for range 10 {
+			callers.Go(func() {
+				assert.NoError(t, l.Do(t.Context(), "k", func(context.Context) error { <-run; return nil }))
+			})
+		}
+		synctest.Wait()
+		assert.NoError(t, first.Release(t.Context()))
+		assert.Zero(t, releases.Load())
+		close(run)
+		callers.Wait()
+		require.NoError(t, l.Close())
 	})
 }

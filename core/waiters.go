@@ -253,7 +253,7 @@ func (c *waiter) answered(req *waitqueue.Request, mark store.Mark, reply *store.
 // refusal is Redis's reply that a token, which was sent with a mark, cannot have the key.
 func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *waitqueue.Refusal {
 	return &waitqueue.Refusal{
-		Token: token, Sent: sent, Polls: mark == store.Polls, Remaining: s.Remaining, Server: s.Server, Place: s.Place, Length: s.Queued,
+		Token: token, Sent: sent, Polls: mark == store.Polls, Remaining: s.Remaining, Server: s.Server, Latest: s.Latest, Place: s.Place, Length: s.Queued,
 	}
 }
 
@@ -265,14 +265,13 @@ func (c *waiter) unanswered(req *waitqueue.Request, f waitqueue.Failure) {
 	w.apply(q, nil, q.Unanswered(time.Now(), req, f))
 }
 
-// orphaned takes the reply to a request that no call waits for. Its fence is zero if it is not a
-// grant.
-func (w *waiters) orphaned(key, token string, fence, server int64) {
+// orphaned takes the reply to a request that no call waits for.
+func (w *waiters) orphaned(key, token string, reply store.AcquireReply) {
 	w.mu.Lock()
 	q := w.queueOf(key, store.LimitOf(token))
-	late := w.apply(q, nil, q.Orphaned(token, fence, server))
+	late := w.apply(q, nil, q.Orphaned(token, reply.Fence, reply.Latest, reply.Server))
 	w.mu.Unlock()
-	if fence != 0 {
+	if reply.Granted {
 		w.locker.releaseLate(key, late)
 	}
 }

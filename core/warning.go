@@ -57,7 +57,7 @@ func warningOf(w store.Warning) Warning {
 }
 
 func (l *Locker) warn(w Warning) {
-	observing.Tell(context.Background(), nil, "core", func() { l.observer.OnWarning(context.Background(), w) })
+	observing.TellAside(context.Background(), nil, "core", func() { l.observer.OnWarning(context.Background(), w) })
 }
 
 func (l *Locker) warnContext() {

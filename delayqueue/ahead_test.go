@@ -88,10 +88,8 @@ func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 			"what was claimed ahead did not go back")
 
 		var others ran
-		began := time.Now()
 		b.start(others.handle)
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, concurrency, 0} }, "the other worker has not run the rest")
-		require.Less(t, time.Since(began), 3*time.Second)
 		for _, m := range others.all() {
 			require.Equal(t, []int{1, 0, 0}, []int{m.Attempt, m.Conflicts, m.Losses})
 		}

@@ -26,19 +26,27 @@ func depthOf(rdb redis.UniversalClient) int {
 	return defaultDepth
 }
 
-// WithMaxBytes bounds the memory of Redis, in bytes, that each partition takes: queued and running
-// messages, dead letters, and the status and results of messages that have ended. A job for which
-// there is no room is refused with [ErrQueueFull]. Default 64 MiB, a quarter of a Redis of 256 MB,
-// or four of the largest payloads ([WithMaxPayload]) if that is more. There must be room for one.
+// WithMaxBytes bounds the memory of Redis, in bytes, of the queued and running messages of each
+// partition. A job for which there is no room is refused with [ErrQueueFull]. Default 64 MiB, or
+// four of the largest payloads ([WithMaxPayload]) if that is more. There must be room for one.
+//
+// What is over refuses nothing: beside it messages that have ended take half as much at most, and
+// dead letters again as much, so that a partition takes twice this bound.
 //
 // A message counts as its payload and a quarter more, since Redis rounds up, and some 500 to 700
 // bytes. Long keys, ids and principals count once for each place in which they are stored. The
 // cause of a failed attempt counts too; without room it is not stored. A message that has ended
 // counts as some 150 to 200 bytes and its result.
 //
-// Messages that have ended take at most half of it. Beyond that the oldest is forgotten before its
-// [WithRetention] is over, except those that ended within the last minute. Raise the bound to store
-// more: 1,000 messages a second without results take 700 MB for an hour.
+// Of what has ended, what has no room is forgotten before its [WithRetention] is over, the oldest
+// first: results, then ids that the queue made, and last those that callers gave ([Job].ID); results
+// and the queue's ids keep an eighth of the room each. No id of a caller is forgotten within a minute (or its retention):
+// if those of one minute need more, they take it from queued messages. To store more raise the
+// bound: 1,000 messages a second without results take 700 MB for an hour.
+//
+// Of dead letters the oldest is forgotten of the principal that has most, of those of the name that
+// has most, so that nobody flushes the dead letters of others; [WarnForgotten] tells. Its status stays,
+// as that of other messages that have ended.
 //
 // A queue of n partitions takes at most n times as much. The bound applies to what this process
 // stores from now on, and counts what others have stored. All processes of a queue should have the

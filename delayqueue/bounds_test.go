@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
@@ -145,85 +143,6 @@ func TestQueueBounds_WhatIsCountedIsWhatRedisTakes(t *testing.T) {
 			require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val(), "nothing is open")
 		})
 	}
-}
-
-// pass lets time pass for what ended.
-func (b *bench) pass(d time.Duration) {
-	b.t.Helper()
-	earlier := map[string]any{}
-	for field, value := range b.rdb.HGetAll(b.t.Context(), b.key("c")).Val() {
-		if ms, _ := strconv.ParseInt(value, 10, 64); ms > 0 && (field == "since" || strings.HasPrefix(field, "until")) {
-			earlier[field] = ms - d.Milliseconds()
-		}
-	}
-	if len(earlier) > 0 {
-		require.NoError(b.t, b.rdb.HSet(b.t.Context(), b.key("c"), earlier).Err())
-	}
-}
-
-// What has ended, results included, is bounded too: the oldest is forgotten before its time, but never what
-// ended within a minute; new jobs are refused then.
-func TestQueueBounds_WhatEndedIsBounded(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, bounded()...)
-		b.start(func(ctx context.Context, _ delayqueue.Message) error {
-			return delayqueue.SetResult(ctx, bytes.Repeat([]byte("x"), 8<<10))
-		})
-		var first string
-		for {
-			ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Payload: make([]byte, 8<<10)})
-			if err != nil {
-				require.ErrorIs(t, err, delayqueue.ErrQueueFull)
-				break
-			}
-			if first == "" {
-				first = ticket.ID
-			}
-			b.reaches(ticket.ID, delayqueue.StateDone)
-		}
-		require.LessOrEqual(t, b.stats().Bytes, int64(1<<20))
-		_, err := b.queue.Result(t.Context(), first)
-		require.NoError(t, err, "it is remembered for a minute at least")
-
-		for range 120 { // what has room, and more
-			b.pass(61 * time.Second)
-			id := b.enqueue(delayqueue.Job{Payload: make([]byte, 8<<10)})
-			b.reaches(id, delayqueue.StateDone)
-			_, err := b.queue.Result(t.Context(), id)
-			require.NoError(t, err)
-		}
-		require.LessOrEqual(t, b.stats().Bytes, int64(1<<20))
-		_, err = b.queue.Status(t.Context(), first)
-		require.ErrorIs(t, err, delayqueue.ErrNotFound, "the oldest is forgotten")
-	})
-}
-
-func TestQueueBounds_DeadLettersCount(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, bounded(delayqueue.WithMaxAttempts(1))...)
-		w := b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") })
-		var dead []string
-		for {
-			ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "k", Principal: "p", Payload: make([]byte, 8<<10)})
-			if err != nil {
-				require.ErrorIs(t, err, delayqueue.ErrQueueFull, "a dead letter does not fill its key or its principal")
-				break
-			}
-			dead = append(dead, ticket.ID)
-			b.reaches(ticket.ID, delayqueue.StateDead)
-		}
-		require.NoError(t, w.Stop(t.Context()))
-		require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val())
-		full := b.stats().Bytes
-		require.LessOrEqual(t, full, int64(1<<20))
-		require.NoError(t, b.queue.Redrive(t.Context(), dead[0], 0), "it is there already")
-		require.InDelta(t, full, b.stats().Bytes, 1000)
-		n, err := b.queue.PurgeAll(t.Context(), delayqueue.Filter{})
-		require.NoError(t, err)
-		require.Equal(t, len(dead)-1, n)
-		require.NoError(t, b.queue.Cancel(t.Context(), dead[0]))
-		require.Less(t, b.stats().Bytes, int64(1000))
-	})
 }
 
 // Counts that were lost, or are junk, begin anew, and are right when the queue was empty.

@@ -34,14 +34,16 @@ func remembers(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	require.NoError(t, err)
 	p := q.partitions[0]
 	pass := func(d time.Duration) {
-		earlier := map[string]any{}
-		for field, value := range rdb.HGetAll(t.Context(), p.keys[keyCounts]).Val() {
-			if ms, _ := strconv.ParseInt(value, 10, 64); ms > 0 && (field == "since" || strings.HasPrefix(field, "until")) {
-				earlier[field] = ms - d.Milliseconds()
+		for _, ring := range []string{"results", "made", "given"} {
+			words := strings.Fields(rdb.HGet(t.Context(), p.keys[keyCounts], ring).Val())
+			for i := 1; i < len(words); i += 1 + min(1, i-1) { // since, and until when each bucket is needed
+				if ms, _ := strconv.ParseInt(words[i], 10, 64); ms > 0 {
+					words[i] = fmt.Sprint(ms - d.Milliseconds())
+				}
 			}
-		}
-		if len(earlier) > 0 {
-			require.NoError(t, rdb.HSet(t.Context(), p.keys[keyCounts], earlier).Err())
+			if len(words) > 0 {
+				require.NoError(t, rdb.HSet(t.Context(), p.keys[keyCounts], ring, strings.Join(words, " ")).Err())
+			}
 		}
 	}
 	type past struct {

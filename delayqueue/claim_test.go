@@ -55,7 +55,7 @@ func TestClaim_ALateResultIsRefused(t *testing.T) {
 			close(started)
 			<-block
 			return delayqueue.SkipRetry(context.Canceled)
-		}, delayqueue.WithObserver(ev), delayqueue.WithClaimLease(time.Hour), delayqueue.WithConcurrency(1))
+		}, delayqueue.WithObserver(ev), delayqueue.WithClaimLease(20*time.Minute), delayqueue.WithConcurrency(1))
 		id := b.enqueue(delayqueue.Job{})
 		next(t, started)
 

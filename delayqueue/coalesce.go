@@ -35,7 +35,7 @@ func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
 }
 
-const flagCoalesces, flagParkedCoalesces = 'c', 'q'
+const flagCoalesces, flagParkedCoalesces, flagGiven = 'c', 'q', '='
 
 // flags are what enqueue.lua needs to know about how a job joins the queue.
 func (j Job) flags() string {

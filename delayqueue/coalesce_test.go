@@ -311,7 +311,7 @@ func TestDebounce_IsBounded(t *testing.T) {
 		b.start(r.handle)
 		began := time.Now()
 		for i := 0; len(r.all()) == 0; i++ {
-			require.Less(t, time.Since(began), 10*time.Second)
+			require.Less(t, time.Since(began), time.Minute)
 			b.enqueue(delayqueue.Job{Key: "k", Payload: []byte(strconv.Itoa(i)), Coalesce: true, QuietPeriod: time.Second, MaxDelay: 2 * time.Second})
 			time.Sleep(20 * time.Millisecond)
 		}

@@ -72,7 +72,7 @@ type batch struct {
 }
 
 // claimHead is how much a claim's reply has before its messages.
-const claimHead = 5
+const claimHead = 7
 
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
 	if err := p.checkLayout(ctx, "claim"); err != nil {
@@ -101,6 +101,10 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	}
 	now, is := p.readClock(reply[4])
 	ok = ok && is
+	back, is := reply[5].(int64)
+	ok = ok && is
+	p.noteBack(back)
+	p.noteForgotten(reply[claimHead-1])
 	for _, f := range reply[claimHead:] {
 		m, is := readMessage(f)
 		b.messages, b.left = append(b.messages, m), append(b.left, m.ExpiresAt.Sub(now))
@@ -144,7 +148,7 @@ func readMessage(reply any) (m Message, ok bool) {
 		m.damage = "the record cannot be read"
 		return m, true
 	}
-	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
+	m.Name, m.Principal, m.Payload, m.body, m.given, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.given, r.seq
 	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
 	m.EnqueuedAt, m.ExpiresAt = unixms.Time(r.enqueued), unixms.Time(r.notAfter)
 	m.coalesces = texts[1][1] == flagCoalesces || texts[1][1] == flagParkedCoalesces

@@ -29,7 +29,7 @@ var ErrSealed = keyring.ErrSealed
 // package fmt, given a struct with a Keyring in an unexported field.
 //
 //	type Keyring struct {
-//		// Current is the id of the key that seals.
+//		// Current is the id of the key that seals. With AcceptUnsealed it may be empty: nothing is sealed yet.
 //		Current string
 //		// Keys are the keys by their ids. Each opens what it has sealed, whichever is Current.
 //		Keys map[string][]byte
@@ -53,14 +53,15 @@ type Keyring = keyring.Keyring
 // run each other's messages, such as those of two prefixes, need different keys. The Worker's log of how claims end
 // has the types of errors in place of their texts, which the [Observer] gets.
 //
-// All processes of the queue need it, with the same keys under the same ids. Once a process has used the queue with it, the
+// All processes of the queue need it, with the same keys under the same ids. Once a process has used the queue with a Current key, the
 // queue is encrypted for good. A process without it then stores and runs nothing ([ErrOtherEncryption]), after at most a
 // minute if it was running before; but it may list, count, cancel, redrive, purge and pause.
 //
-// Messages that are not sealed are refused ([ErrSealed]). So there are two ways to switch encryption on. Either let the queue
-// run empty first, dead letters included: before that a process with WithEncryption is refused (ErrOtherEncryption). Or set
-// Keyring.AcceptUnsealed in all processes, for as
-// long as such messages may be stored; processes that have no keys yet take no more work from then on.
+// Encryption is switched on in three deployments, each finished before the next begins: with Keyring.Keys and AcceptUnsealed,
+// which reads what is sealed and seals nothing; then with Current too; and without AcceptUnsealed when the last unsealed message,
+// dead letter and result is gone. If the queue is empty, the last one is enough; otherwise such a process is refused
+// (ErrOtherEncryption) where none has sealed before. A worker without AcceptUnsealed never runs a message that is not sealed: it
+// hands it back ([ErrSealed]) to those that may, until it expires.
 //
 // Encryption cannot be switched off: enqueue to a queue with a new name, and keep workers on the old one until it
 // is empty. Locks hold across the two queues, the order of a key's messages does not.
@@ -92,6 +93,9 @@ func (s *sealer) keys() (ring *keyring.Sealer, queue string) {
 	}
 	return s.ring, s.queue
 }
+
+// seals reports whether new data is sealed.
+func (s *sealer) seals() bool { return s != nil && s.ring.Seals() }
 
 func newSealer(queue string, keys Keyring) (*sealer, error) {
 	s, err := keyring.New(keys)
@@ -140,6 +144,9 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) (plain []byte, er
 // cannotOpen is an error if another process may be able to open a message's payload, but
 // this one cannot.
 func (s *sealer) cannotOpen(m Message) error {
+	if m.damage != "" {
+		return nil
+	}
 	ring, _ := s.keys()
 	if err := ring.Foreign(m.Payload); err != nil {
 		return fmt.Errorf("delayqueue: %s of message %q: %w", kindPayload, m.ID, err)

@@ -51,7 +51,7 @@ var errClosed = errors.New("the partition is closed")
 // add stores a job here, or fails with errClosed.
 func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 	e := p.enqueueings.Get().(*enqueueing).of(ctx, job, p.inline())
-	if p.queue.sealer == nil { // a shorter one was copied with its key
+	if !p.queue.sealer.seals() { // a shorter one was copied with its key
 		e.long = bytes.Clone(e.long) // the caller may use it again before it was sent, if ctx ends
 	}
 	_ = p.enqueues.Add(e) // never closed
@@ -168,7 +168,10 @@ func (j Job) appendHow(b []byte) []byte {
 	b = appendLengths(append(b, ' '), j.Key, j.Name, j.Principal)
 	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.Delay+j.QuietPeriod), 10)
 	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.MaxAge), 10)
-	return append(append(b, ' '), j.flags()...)
+	if b = append(b, ' '); !j.fresh {
+		b = append(b, flagGiven)
+	}
+	return append(b, j.flags()...)
 }
 
 // readEnqueued reads the reply of enqueue.lua for n messages: exceptions are those that it did not

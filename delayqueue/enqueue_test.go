@@ -275,10 +275,12 @@ func TestWarning_NobodyHasClaimed(t *testing.T) {
 		require.Equal(t, delayqueue.Warning{Queue: "q", Kind: delayqueue.WarnNoWorker, Detail: w.Detail}, w)
 		require.Contains(t, w.Detail, "no worker has claimed for 3")
 		b.startOn(q, (&ran{}).handle)
-		redistest.Eventually(t, func() bool {
-			park()
-			return len(seen.warnings()) == 2
+		redistest.Eventually(t, func() bool { // more that are parked meanwhile would fill the key's FIFO
+			s, err := q.Stats(t.Context())
+			return err == nil && s.SinceLastClaim < 30*time.Second
 		}, "a worker has claimed")
+		park()
+		require.Len(t, seen.warnings(), 2)
 		require.True(t, seen.warnings()[1].Resolved)
 		for range 3 {
 			park()
@@ -446,4 +448,23 @@ func TestObserver_Lag(t *testing.T) {
 		require.GreaterOrEqual(t, second.Age, 560*time.Millisecond)
 		require.Less(t, second.Lag, second.Age-500*time.Millisecond)
 	})
+}
+
+// A job that can be started only for a moment after its Delay is warned of, once.
+func TestEnqueue_WarnsOfADelayJustBelowTheMaxAge(t *testing.T) { // not parallel: it looks at slog's default
+	said := testbed.CaptureLog(t)
+	b := setup(t, redistest.Embedded(t))
+	for _, job := range []delayqueue.Job{
+		{Delay: 15*time.Minute - 10*time.Second}, {Delay: 4 * time.Second, MaxAge: 5 * time.Second}, {MaxAge: time.Millisecond},
+	} {
+		b.enqueue(job)
+	}
+	require.NotContains(t, said.String(), "MaxAge")
+	for _, job := range []delayqueue.Job{
+		{Name: "remind", Delay: 15*time.Minute - 9*time.Second}, {Delay: 4600 * time.Millisecond, MaxAge: 5 * time.Second},
+	} {
+		b.enqueue(job)
+	}
+	require.Equal(t, 1, strings.Count(said.String(), "just below its MaxAge"))
+	require.Contains(t, said.String(), "remind")
 }

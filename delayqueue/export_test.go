@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"crypto/rand"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -65,7 +66,7 @@ func (q *Queue) SameKind(other *Queue) bool {
 // ClaimAndDie claims all that is due as a worker that dies at once.
 func (q *Queue) ClaimAndDie(lease time.Duration) error {
 	for _, p := range q.partitions {
-		if _, err := p.claim(context.Background(), "dead-worker", lease, claimBatch); err != nil {
+		if _, err := p.claim(context.Background(), "dead-worker-"+rand.Text(), lease, claimBatch); err != nil {
 			return err
 		}
 	}

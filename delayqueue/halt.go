@@ -19,10 +19,10 @@ var haltCodes = [...]string{HaltNothing: "-", HaltParked: "p", HaltKey: "k"}
 
 // WithHaltOnDeath sets what a dead letter halts. With [HaltParked] or [HaltKey] the other messages
 // of its key, queued and new ones, wait until the dead letter is redriven or purged, or its
-// [WithDeadRetention] is over. They still expire when they become too old. A dead letter that is
-// redriven returns to its old place, before all others of its key. [Stats].Halted counts the keys
-// that are halted. The option of the worker's Queue counts, not that of the Queue that stored the
-// job. Default [HaltNothing].
+// [WithDeadRetention] is over, or it is forgotten for lack of room: see [WarnForgotten]. They still
+// expire when they become too old. A dead letter that is redriven returns to its old place, before
+// all others of its key. [Stats].Halted counts the keys that are halted. The option of the worker's
+// Queue counts, not that of the Queue that stored the job. Default [HaltNothing].
 func WithHaltOnDeath(h Halt) Option {
 	return func(q *Queue) error {
 		q.halt = h

@@ -149,9 +149,7 @@ func TestHaltOnDeath_EndsWithoutAWorker(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 			b.requireFresh("k", false)
 			b.work()
-			began := time.Now()
 			b.requireFresh("k", true)
-			require.Less(t, time.Since(began), 5*time.Second, name)
 		}
 	})
 }

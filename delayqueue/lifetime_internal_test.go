@@ -38,7 +38,7 @@ func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
 				require.NoError(t, err)
 			}
 			enqueue("last", time.Hour)
-			for _, key := range p.keys[:keyEnded] {
+			for _, key := range p.keys[:keyResults] {
 				if left := rdb.PTTL(t.Context(), key).Val(); left != -2 {
 					require.Greater(t, left, 30*24*time.Hour-time.Minute, "%s, beside %d", key, others)
 				}

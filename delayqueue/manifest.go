@@ -40,6 +40,7 @@ type agreement struct {
 	madeMu    sync.Mutex
 	made      map[string][]*partition // by their generation
 	splitTold sync.Once
+	delayTold sync.Once
 	listed    atomic.Bool // its name is among those of the prefix
 }
 
@@ -50,7 +51,7 @@ type generation struct {
 }
 
 const (
-	layoutVersion = "2"
+	layoutVersion = "3"
 	// A manifest that was read manifestFresh ago is read again beside the command that needs it; one that was
 	// read manifestTrusted ago, before it. A closed partition says so for longer: see close.lua.
 	manifestFresh   = time.Minute
@@ -205,7 +206,7 @@ func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, 
 	if m.service == "" && q.service != "" {
 		change = append(change, "service", q.service)
 	}
-	if !m.encrypted && q.sealer != nil {
+	if !m.encrypted && q.sealer.seals() {
 		if err := q.checkUnsealed(ctx, op, m); err != nil {
 			return nil, err
 		}

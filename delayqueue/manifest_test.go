@@ -142,13 +142,13 @@ func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
 func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "3", "revision", "7", "shape", "round").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "4", "revision", "7", "shape", "round").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
-		require.Equal(t, map[string]string{"layout": "3", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "1", "generations", "1:1").Err())
+		require.Equal(t, map[string]string{"layout": "4", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "generations", "1:1").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		for _, generations := range []string{"", "many", "2:1 1:1", "1:0", "1:1025", "1:1 2"} {
-			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "generations", generations).Err())
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "3", "generations", generations).Err())
 			requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		}
 		require.NoError(t, b.rdb.Set(t.Context(), b.key("manifest"), "junk", 0).Err())
@@ -202,6 +202,44 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 		b.start(r.handle)
 		b.reaches(sealed, delayqueue.StateDone)
 		require.Equal(t, []string{"clear", "sealed"}, []string{string(r.all()[0].Payload), string(r.all()[1].Payload)})
+	})
+}
+
+// Replicas of each deployment store and run work beside those of the one before, and no call is refused.
+func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		begun := keyring
+		begun.Current, begun.AcceptUnsealed = "", true
+		accepting := keyring
+		accepting.AcceptUnsealed = true
+		old, known := b.queue, b.newQueue(b.rdb, delayqueue.WithEncryption(begun))
+		seals := b.newQueue(b.rdb, delayqueue.WithEncryption(accepting))
+		for i, pair := range [][2]*delayqueue.Queue{{old, known}, {known, seals}, {seals, b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))}} {
+			for _, runner := range pair {
+				var ids []string
+				for range 2 {
+					for _, q := range pair {
+						receipt, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k", Payload: []byte("secret")})
+						require.NoError(t, err, "deployment %d", i+1)
+						ids = append(ids, receipt.ID)
+					}
+				}
+				var r ran
+				w := b.startOn(runner, r.handle)
+				for _, id := range ids {
+					redistest.Eventually(t, func() bool {
+						s, err := runner.Status(t.Context(), id)
+						return err == nil && s.State == delayqueue.StateDone
+					}, "it runs")
+				}
+				require.NoError(t, w.Stop(t.Context()))
+				for _, m := range r.all() {
+					require.Equal(t, "secret", string(m.Payload))
+				}
+			}
+			require.Equal(t, i > 0, b.manifest()["encrypted"] != "", "it is raised when something is sealed")
+		}
 	})
 }
 

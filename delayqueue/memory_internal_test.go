@@ -157,6 +157,6 @@ func TestMemory_CausesAreKeptWhileThereIsRoom(t *testing.T) {
 		fails(3, len(ids))
 		s, err = q.Stats(t.Context())
 		require.NoError(t, err)
-		require.LessOrEqual(t, s.Bytes, int64(most))
+		require.LessOrEqual(t, s.Bytes, int64(most*3/2), "and what was cancelled")
 	})
 }

@@ -57,7 +57,7 @@ func TestQueue_WhatEndedIsForgotten(t *testing.T) {
 		b := setup(t, env, delayqueue.WithRetention(retention))
 		b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			return delayqueue.SetResult(ctx, []byte("result"))
-		})
+		}, delayqueue.WithClaimLease(retention/3))
 		began := time.Now()
 		ids := map[string]time.Time{}
 		for len(ids) == 0 || time.Since(began) < 3*retention {
@@ -79,8 +79,8 @@ func TestQueue_WhatEndedIsForgotten(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 		}
 		redistest.Eventually(t, func() bool {
-			for i := range 5 {
-				if b.rdb.Exists(t.Context(), b.key(fmt.Sprint("d", i))).Val() > 0 {
+			for i := range 4 {
+				if b.rdb.Exists(t.Context(), b.key(fmt.Sprint("s", i)), b.key(fmt.Sprint("n", i)), b.key(fmt.Sprint("d", i))).Val() > 0 {
 					return false
 				}
 			}

@@ -135,6 +135,7 @@ type Message struct {
 	size        int    // of its record and its payload in Redis
 	coalesces   bool   // a newer job might have replaced it
 	body        bool   // its payload is too long for its record
+	given       bool   // the caller gave its id
 	seq         string // its sequence number in its key's FIFO
 	state       string // its attempts as Redis has them
 	cause       string // of its last failed attempt, as it is stored

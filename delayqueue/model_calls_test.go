@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,7 +36,7 @@ func (m *model) enqueue() error {
 	} else if err := m.add(x, &job, before); err != nil {
 		return err
 	}
-	job.Payload = []byte(workOf(job.ID))
+	job.Payload, job.fresh = []byte(workOf(job.ID)), strings.HasSuffix(job.ID, "1")
 	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
 		x.till = time.Now().Add(job.MaxAge)
 	}

@@ -206,7 +206,7 @@ func (m *model) compare(all bool) error {
 		needed = max(needed, x.till.Sub(now))
 	}
 	lives := map[string]*redis.DurationCmd{}
-	for _, key := range slices.Concat(p.keys[:keyEnded], p.keys[keyUses:]) { // without those of what ended
+	for _, key := range slices.Concat(p.keys[:keyResults], p.keys[keyUses:]) { // without those of what ended
 		lives[key] = pipe.PTTL(context.Background(), key)
 	}
 	endless := pipe.HGet(context.Background(), p.keys[keyCounts], "endless")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -13,6 +14,8 @@ type inRedis struct {
 	hashes   map[int]*redis.MapStringStringCmd // by what they hold
 	payloads map[string]*redis.IntCmd          // sizes of those beside their records, by id
 	waiting  *redis.StringSliceCmd
+	loads    *redis.ZSliceCmd
+	letters  *redis.StringSliceCmd // places
 }
 
 func (s inRedis) hash(key int) map[string]string { return s.hashes[key].Val() }
@@ -20,9 +23,14 @@ func (s inRedis) hash(key int) map[string]string { return s.hashes[key].Val() }
 func (m *model) inRedis() (inRedis, error) {
 	ctx, p := context.Background(), m.q.partitions[0]
 	pipe, s := m.q.rdb.Pipeline(), inRedis{hashes: map[int]*redis.MapStringStringCmd{}, payloads: map[string]*redis.IntCmd{}}
-	for _, key := range []int{keyMessages, keyDeadLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
+	for _, key := range []int{keyMessages, keyDeadLetters, keyUses, keyAttempts, keyCounts, keyHalts} {
 		s.hashes[key] = pipe.HGetAll(ctx, p.keys[key])
 	}
+	for key := keyResults; key < keyUses; key++ {
+		s.hashes[key] = pipe.HGetAll(ctx, p.keys[key])
+	}
+	s.loads = pipe.ZRangeWithScores(ctx, p.keys[keyLoads], 0, -1)
+	s.letters = pipe.ZRange(ctx, p.keys[keyLetters], 0, -1)
 	for i := range len(m.all) + m.purged {
 		if id := fmt.Sprint("m", i); len(workOf(id)) > maxInline {
 			s.payloads[id] = pipe.StrLen(ctx, p.payloadKey(id))
@@ -73,19 +81,56 @@ func (m *model) weigh() error {
 	if counts["bytes"] != fmt.Sprint(total) && total > 0 {
 		return violated("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
 	}
-	for i := range buckets {
-		total = 0
-		for id, text := range s.hash(keyEnded + i) {
-			total += 40 + (len(id)+len(text))*5/4
-		}
-		if n := counts[fmt.Sprint("ended", i)]; total > 0 && n != fmt.Sprint(total) {
-			return violated("what ended takes %s bytes for the queue, and %d are there", n, total)
+	if err := m.weighLetters(s); err != nil {
+		return err
+	}
+	for i, name := range []string{"results", "made", "given"} {
+		words := strings.Fields(counts[name])
+		for j := range buckets {
+			total = 0
+			for id, text := range s.hash(keyResults + i*buckets + j) {
+				total += 40 + (len(id)+len(text))*5/4
+			}
+			if total > 0 && (len(words) != 2+2*buckets || words[3+2*j] != fmt.Sprint(total)) {
+				return violated("what ended of %s takes %q bytes for the queue, and %d are there", name, words, total)
+			}
 		}
 	}
 	return nil
 }
 
-// sizes are the bytes of what is queued, running or dead: those of each key and principal but for dead letters, and all.
+// weighLetters holds what is known of dead letters against those that are there.
+func (m *model) weighLetters(s inRedis) error {
+	want, total, places := map[string]int{}, 0, []string{}
+	for id, text := range s.hash(keyDeadLetters) {
+		e, ok := readEnding(id, text)
+		if !ok {
+			return violated("the ending of %s cannot be read: %q", id, text)
+		}
+		group := e.Name + "\n" + e.Principal
+		place := group + "\n" + text[1:12] + id
+		n := len(s.hash(keyMessages)[id]) + 3*len(id)
+		if size := s.payloads[id]; size != nil {
+			n += int(size.Val())
+		}
+		n = 280 + n*5/4 + 40 + len(text)*5/4 + 40 + 2*len(place)*5/4
+		want["n"+e.Name], want["p"+group], total, places = want["n"+e.Name]+n, want["p"+group]+n, total+n, append(places, place)
+	}
+	if n := s.hash(keyCounts)["letters"]; total > 0 && n != fmt.Sprint(total) {
+		return violated("dead letters take %s bytes for the queue, and %d are there", n, total)
+	}
+	for _, z := range s.loads.Val() {
+		if n := want[fmt.Sprint(z.Member)]; n != int(z.Score) {
+			return violated("dead letters of %q take %.0f bytes for the queue, and %d are there", z.Member, z.Score, n)
+		}
+	}
+	if slices.Sort(places); len(s.loads.Val()) != len(want) || !slices.Equal(places, s.letters.Val()) {
+		return violated("dead letters are at %q, and should be at %q", s.letters.Val(), places)
+	}
+	return nil
+}
+
+// sizes are the bytes of what is queued or runs: those of each key and principal, and all.
 func (m *model) sizes(s inRedis) (by map[string]int, total int) {
 	deadLetters, tries := s.hash(keyDeadLetters), s.hash(keyAttempts)
 	by = map[string]int{}
@@ -96,7 +141,6 @@ func (m *model) sizes(s inRedis) (by map[string]int, total int) {
 			n += int(size.Val())
 		}
 		if deadLetters[id] != "" {
-			total += 280 + n*5/4 + 40 + len(deadLetters[id])*5/4
 			continue
 		}
 		if x.key != "" {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -24,8 +25,8 @@ var mutants = []mutant{
 	{"a settlement that is sent again counts again", "settle", "if not is_held(state, tries) then", "if not is_held(state, tries) and not (state and state:sub(2, 7) == ending:sub(1, 6)) then"},
 	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = recent[i]", "(%S+)') or ''] = nil"},
 	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, states[n]:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), states[n]:sub(2))"},
-	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 11, 15)}", "{y}"},
-	{"a retry loses its place", "settle", "  look_at(id .. ' ' .. key, math.min", "  if key ~= '' then\n    join(id, key)\n    unrun[key] = 'ended'\n  end\n  look_at(id .. ' ' .. key, math.min"},
+	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, MADE, GIVEN + BUCKETS - 1)}", "{y}"},
+	{"a retry loses its place", "settle", "  look_at(id .. ' ' .. key, math.min", "  if key ~= '' then\n    join(id, key, redis.call('HGET', m, id) or '', {})\n    unrun[key] = 'ended'\n  end\n  look_at(id .. ' ' .. key, math.min"},
 	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and states[n]:sub(1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
 	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},
@@ -36,13 +37,14 @@ var mutants = []mutant{
 	{"attempts are not counted", "", "mark .. attempts + 1 .. ' '", "mark .. attempts .. ' '"},
 	{"the FIFO is not looked at", "enqueue", "due = how.due or not headed[key] and now", "due = how.due or now"},
 	{"a delayed message is the head", "enqueue", "place = how.due and (how.most and '\\127' or '~') or number", "place = number"},
-	{"a delayed message joins in front", "", "local number, rec = next_seq(),", "local number, rec = string.rep('0', 16),"},
+	{"a delayed message joins in front", "", "local number = next_seq()\n  local place", "local number = string.rep('0', 16)\n  local place"},
+	{"a delayed message stays due behind another", "", "waits and #queued > 1", "false"},
 	{"one id twice", "enqueue", "known[i] = known[i] and known[i]:sub(33, 45)", "known[i] = false"},
 	{"an id that ended twice", "enqueue", "known[i] = known[i] or ending", ""},
 	{"a delay is not waited for", "enqueue", "delay ~= '0' and now + delay", "nil"},
 	{"what is too old is run", "", "elseif too_old(rec) then", "elseif false then"},
 	{"what is too old never expires", "", "      discard(id, member:sub(#id + 2), rec, 'e')\n", ""},
-	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n      look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
+	{"the next of a key does not become due", "", "        look_at(member, now)\n      elseif", "      elseif"},
 	{"the next of what is done does not become due", "settle", "    look_at(id .. ' ' .. key, now)\n", ""},
 	{"a message stays when it is done", "settle", "    remove(m, id)\n", ""},
 	{"a message stays in its FIFO when it is done", "settle", "    remove(f, seq ~= '' and key .. '\\n' .. seq .. id or fifo(key, '1')[1])\n", ""},
@@ -78,10 +80,10 @@ var mutants = []mutant{
 	{"what has no key is due at once", "enqueue", "how.due and text(how.due) or NOW", "NOW"},
 	{"what has a key is stored as if it had none", "enqueue", "not (how.named or how.slot", "not (how.slot"},
 	{"bytes of what comes are not counted for its key", "enqueue", "  use('k', key, size)\n", ""},
-	{"bytes of what is done stay", "settle", "    weigh(-size)\n", ""},
+	{"bytes of what is done stay", "settle", "  weigh(-size)\n", ""},
 	{"bytes of what is done stay its key's", "settle", "  use('k', key, -size)\n", ""},
 	{"bytes of what is done stay its principal's", "settle", "  use('p', principal, -size)\n", ""},
-	{"a dead letter has no bytes", "settle", "    weigh(dead_letter_size(id, n, #ending) - size)\n", "    weigh(message_size(n, id, '', '', '') - size)\n"},
+	{"a dead letter has no bytes", "settle", "    weigh_letter(id, n, ending, 1)\n", ""},
 	{"a dead letter has its key's bytes", "", "message_size(n, id, '', '', '') + ending", "message_size(n, id, 'k', '', '') + ending"},
 	{"a key has no bytes", "", "    n = n + 128 + 3 * #key\n", ""},
 	{"a cause has no bytes", "", "before and math.floor(1.25 * (#tries - before))", "before and 0"},
@@ -93,13 +95,13 @@ var mutants = []mutant{
 	{"a long payload stays when its message is given up", "", "    freed[#freed + 1] = id\n  end\n  if key", "  end\n  if key"},
 	{"a long payload stays when its letter is purged", "purge", "    freed[#freed + 1] = id\n  end\n  resume", "  end\n  resume"},
 	{"a dead letter has lost its long payload", "settle", "if bodies[id] and letter == 'x' then", "if false then"},
-	{"a large partition forgets until when it is needed", "", "or 0, had[4]\n", "or 0, 0\n"},
+	{"a large partition forgets until when it is needed", "", "or 0, had[4], had[5]", "or 0, 0, had[5]"},
 	{"a key that was made lives for ever", "", "made = redis.call('EXISTS', unpack(keys)) < #keys", "made = false"},
 	{"what was large lives for ever", "", "crosses = large ~= endless", "crosses = large and not endless"},
 	{"what was small is not kept", "", "crosses = large ~= endless", "crosses = endless and not large"},
 	{"counts begin anew", "", "(whole(before) or 0) + n", "n"},
 	{"what is needed for longer is not", "", "till = now + math.floor(span", "till = till + 0 * math.floor(span"},
-	{"what ended has no bytes", "", "  ended_bytes = ended_bytes + more\n", ""},
+	{"what ended has no bytes", "", "ring.size[i] + more, ring.total + more, ended_bytes + more, true", "ring.size[i], ring.total, ended_bytes, true"},
 	{"a dead letter halts nothing", "settle", "      add(h, key, halts .. id)\n", ""},
 	{"what is halted is run", "", "elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then", "elseif false then"},
 	{"a halted key is reserved", "wake", "return halt:sub(1, 1) == 'k' and 1 or 3", "return 1"},
@@ -113,14 +115,46 @@ var mutants = []mutant{
 	{"what a redriven letter halted is due beside it", "redrive", "      remove(z, id_at(place, t.key) .. ' ' .. t.key)\n", ""},
 	{"a redriven letter stays dead", "redrive", "  remove(y, id)\n  remove(x, id)\n  count('redriven')", "  remove(x, id)\n  count('redriven')"},
 	{"a redriven letter has its attempts", "redrive", "'------0 0 '", "'------1 0 '"},
-	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
+	{"a result has no bytes", "", "ending_size(#list[i] + #list[i + 1])", "ending_size(#list[i])"},
+}
+
+// What only a clock that is set back shows.
+var clockMutants = []mutant{
+	{"the clock is set back", "", "local behind = math.max(0,", "local behind = math.min(0,"},
+	{"what the clock showed is not noted", "", "    add(c, 'latest', NOW)\n", ""},
+	{"by how much it was set back is not noted", "", "    add(c, 'back', text(back_by))\n", ""},
+	{"by how much it was set back is not told", "claim", "reply_now(), back_by,", "reply_now(), 0,"},
+}
+
+func TestClock_MutantsAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range clockMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.StartClocked(t)
+			rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			rdb.AddHook(hook)
+			q, err := New(rdb, "q")
+			require.NoError(t, err)
+			enqueueTest(t, q, "lost", "")
+			_, err = q.partitions[0].claim(t.Context(), "dead.1", time.Second, 1)
+			require.NoError(t, err)
+			server.SetClock(t, -time.Hour)
+			for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				b, err := q.partitions[0].claim(t.Context(), "worker", time.Minute, 1)
+				require.NoError(t, err)
+				require.False(t, len(b.messages) > 0 && q.partitions[0].back.Load() > 0, "not caught")
+			}
+		})
+	}
 }
 
 // What only time shows that passes for what ended.
 var bucketMutants = []mutant{
-	{"what ended is forgotten while there is room", "", "ended_bytes > max_bytes / 2 and", "ended_bytes > max_bytes / 10 and"},
-	{"what ended is forgotten for a full bucket", "", "ended_bytes > max_bytes / 2 and", "size[current] > max_bytes / 10 and"},
-	{"what ended is forgotten before its time", "", "text(now + retention + math.min(math.floor(retention / 64), 1000))", "text(now + math.ceil(retention / 2))"},
+	{"what ended is forgotten while there is room", "", "local HISTORY = math.floor(max_bytes / 2)", "local HISTORY = math.floor(max_bytes / 10)"},
+	{"what ended is forgotten for a full bucket", "", "and ring.total > most(n) then", "and ring.total > most(n) / 5 then"},
+	{"what ended is forgotten before its time", "", "now + retention + math.min(math.floor(retention / 64), 1000)", "now + math.ceil(retention / 2)"},
 }
 
 func TestBuckets_MutantsAreCaught(t *testing.T) {
@@ -136,6 +170,41 @@ func TestBuckets_MutantsAreCaught(t *testing.T) {
 				}
 			}
 			t.Error("not caught")
+		})
+	}
+}
+
+// What only a full history shows.
+var historyMutants = []mutant{
+	{"what ended takes room of what is open", "enqueue", "math.max(0, ended_bytes - HISTORY)", "ended_bytes"},
+	{"callers' ids of the last minute go", "settle", "n < 3 and step < BUCKETS", "step < BUCKETS"},
+	{"ids go before results", "settle", "i < n and math.min", "i > n and math.min"},
+	{"an id of a caller is not known as that", "enqueue", "given == '=' and '=' or '-'", "'-'"},
+	{"an id of a caller ends as the queue's", "settle", "how:sub(2, 2) == 'g'", "false"},
+	{"an id of a caller is cancelled as the queue's", "cancel", "rec:match('^..[=B]')", "false"},
+	{"results have no bound", "settle", "size <= room then", "true then"},
+	{"dead letters have no bound", "", "letter_bytes > HISTORY and", "false and"},
+	{"any dead letter goes", "settle", "'[' .. from, '(' .. from:sub(1, -2) .. '\\11'", "'-', '+'"},
+	{"the name that has most is not looked for", "settle", "name = name or rest\n", "name = rest\n"},
+	{"the principal that has most is not looked for", "settle", "group, name = rest, name", "group, name = nil, name"},
+	{"who has most is not found among many", "settle", "'0', '199'", "'0', '19'"},
+	{"an id of a dead letter without room is free", "settle", "if no_room and counts then", "if false then"},
+	{"an id of a dead letter without room ends as the queue's", "settle", "endings[rec:match('^..[=B]') and 3 or 2]", "endings[2]"},
+	{"what is redriven has no bound", "redrive", "refusal(t.key, t.principal, size)", "refusal(t.key, t.principal, 0)"},
+	{"what is redriven stays a dead letter's", "redrive", "  weigh(size)\n  weigh_letter(id, t.n, ending, -1)\n", "  weigh(size)\n"},
+}
+
+func TestHistory_MutantsAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range historyMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			err := playHistory(t, redistest.Real(t), hook)
+			require.Positive(t, used.Load(), "the mutant ran")
+			var found *violation
+			require.ErrorAs(t, err, &found)
+			t.Log(err)
 		})
 	}
 }

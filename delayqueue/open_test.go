@@ -46,7 +46,7 @@ func TestQueues_TellsOfEachManifest(t *testing.T) {
 
 		names := env.Prefix + ":queue:names"
 		require.NoError(t, rdb.ZAdd(ctx, names, redis.Z{Member: "not a queue"}, redis.Z{Member: "gone"}, redis.Z{Member: "newer"}, redis.Z{Member: "junk"}).Err())
-		require.NoError(t, rdb.HSet(ctx, env.Prefix+":queue:{newer}:manifest", "layout", "3", "revision", "1").Err())
+		require.NoError(t, rdb.HSet(ctx, env.Prefix+":queue:{newer}:manifest", "layout", "4", "revision", "1").Err())
 		require.NoError(t, rdb.Set(ctx, env.Prefix+":queue:{junk}:manifest", "junk", 0).Err())
 		all, err = delayqueue.Queues(ctx, rdb, env.Prefix)
 		require.NoError(t, err)
@@ -233,8 +233,8 @@ func TestOpen_ForgetsNothingEarly(t *testing.T) {
 		b.reaches(first, delayqueue.StateDone)
 		past := time.Now().Add(-30 * time.Second).UnixMilli()
 		// As if more than the default of WithMaxBytes had ended, and all of it some time ago.
-		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "bucket", "2", "ended1", fmt.Sprint(60<<20), "until1", fmt.Sprint(past+1_000_000),
-			"since", fmt.Sprint(past), "ended", fmt.Sprint(60<<20)).Err())
+		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "made", fmt.Sprint("2 ", past, " 0 0 ", past+1_000_000, " ", 60<<20, " 0 0 0 0"),
+			"ended", fmt.Sprint(60<<20)).Err())
 		queued := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
 		o, err := delayqueue.Open(ctx, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
 		require.NoError(t, err)

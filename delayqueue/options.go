@@ -144,9 +144,10 @@ func WithMaxAttempts(n int) Option {
 }
 
 // WithRetention sets how long the status of a done, expired, cancelled or superseded message is
-// stored, and its id is refused a second time. They may be stored for up to twice as long, or less
-// if the messages that have ended take half of [WithMaxBytes]. It should be longer than the
-// client's retries, some 15 s. Default 1 h; at least 1 s.
+// stored, or of a dead letter without room, and its id is refused a second time. They may be stored for
+// up to twice as long, or less if the messages that have ended have no more room: see [WithMaxBytes]. It
+// should be longer than the client's retries, some 15 s. Default 1 h; at least 1 s, and more than two claim leases of its
+// Workers ([WithClaimLease]).
 func WithRetention(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.retention = d
@@ -154,7 +155,8 @@ func WithRetention(d time.Duration) Option {
 	}
 }
 
-// WithDeadRetention sets how long a dead letter is stored, with its payload. If it is raised, older
+// WithDeadRetention sets how long a dead letter is stored, with its payload, while there is room: see
+// [WithMaxBytes]. If it is raised, older
 // dead letters keep a long payload only for the time that was set when they died. Default 7 days;
 // at least 1 s.
 func WithDeadRetention(d time.Duration) Option {

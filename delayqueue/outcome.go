@@ -1,16 +1,17 @@
 package delayqueue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
-	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/keytext"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // unreachablePause is how long a message waits at most if Redis could not be reached.
@@ -25,7 +26,7 @@ var (
 	errNotAlone = errors.New("delayqueue: the message is to run alone, and another one runs alone in the Worker")
 )
 
-var errGoexit = errors.New("delayqueue: the handler called runtime.Goexit")
+var errGoexit = errors.New("delayqueue: the handler, its error or a check called runtime.Goexit")
 
 // panicError is a handler's panic, with its stack.
 type panicError struct {
@@ -40,19 +41,29 @@ type unopenedError struct{ error }
 
 func (e *unopenedError) Unwrap() error { return e.error }
 
-// safeError returns err, or, if its own methods panic (a typed nil), an error for that panic: a
+// safeError returns err, or, if its own methods panic (a typed nil) or end their goroutine, an error for that: a
 // handler's error must not take the worker down.
-func safeError(err error) (is error) {
-	defer func() {
-		if p := recover(); p != nil {
-			is = &panicError{p, debug.Stack()}
-		}
-	}()
-	if err != nil {
+func safeError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return cmp.Or(aside(func() {
 		var skip *skipRetryError
 		_, _, _ = err.Error(), errors.Is(err, core.ErrConflict), errors.As(err, &skip)
+	}), err)
+}
+
+// aside calls a user's function on a goroutine of its own. It returns nil, or why it did not return: it panicked, or
+// ended its goroutine, as a test's require does.
+func aside(f func()) error {
+	switch e := observing.Aside(f); {
+	case e.Returned:
+		return nil
+	case e.Panicked != nil:
+		return &panicError{e.Panicked, e.Stack}
+	default:
+		return errGoexit
 	}
-	return err
 }
 
 // outcome is how a claim is to end.
@@ -84,8 +95,7 @@ func (v outcome) cause() string {
 	if v.err == nil {
 		return ""
 	}
-	s := v.err.Error()
-	return strings.ToValidUTF8(s[:min(len(s), maxCause)], "\uFFFD")
+	return keytext.Cut(v.err.Error(), maxCause)
 }
 
 // classifyLock decides about a message whose key was not granted. No handler ran, so no attempt is

@@ -26,6 +26,7 @@ type partition struct {
 	drained    atomic.Bool                // it was closed, and empty
 	clock      atomic.Pointer[clock]
 	bytes      atomic.Int64 // that its messages took at the last enqueue
+	back       atomic.Int64 // by how much its clock is ahead of that of Redis, in ms, as far as was warned of it
 	enqueues   *groupcommit.Group[*enqueueing]
 	settles    *groupcommit.Group[*settling]
 	// Those of earlier jobs. The pool is not global: it would carry channels between synctest's bubbles.
@@ -62,7 +63,10 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 }
 
 // keyNames are the names of a partition's keys, as common.lua has them and in its order.
-var keyNames = [...]string{"m", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "u", "h"}
+var keyNames = [...]string{
+	"m", "z", "w", "r", "f", "c", "x", "y", "e", "k",
+	"s0", "s1", "s2", "s3", "n0", "n1", "n2", "n3", "d0", "d1", "d2", "d3", "u", "h", "g", "l",
+}
 
 // Where keys stand in keyNames.
 const (
@@ -76,10 +80,13 @@ const (
 	keyDeadLetters
 	keyEmptied
 	keyReceipts
-	keyEnded // and the next buckets-1
-	buckets  = 5
-	keyUses  = keyEnded + buckets
-	keyHalts = keyUses + 1
+	keyResults // and the next buckets-1
+	buckets    = 4
+	keyEnded   = keyResults + buckets // of ids that the queue made, and then of those of callers
+	keyUses    = keyEnded + 2*buckets
+	keyHalts   = keyUses + 1
+	keyLoads   = keyHalts + 1 // of dead letters
+	keyLetters = keyLoads + 1
 )
 
 const (

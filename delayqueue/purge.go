@@ -11,7 +11,7 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if s.State == StateDead {
+	if s.State == StateDead && !s.forgotten {
 		purged, err := p.purge(ctx, deadLetter{id: id})
 		if err != nil || purged[0] {
 			return err
@@ -20,7 +20,7 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	return q.notDead("purge", id, s.State)
+	return q.notDead("purge", id, s)
 }
 
 // PurgeAll removes the dead letters that the filter selects and that are dead when it is called.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -49,8 +50,9 @@ type Queue struct {
 	spans     []any // the first arguments of all scripts
 	admission any   // the bounds of what is stored
 
-	waits   *waits
-	workers *workerWatch
+	waits     *waits
+	workers   *workerWatch
+	recurring map[WarningKind]*recurring
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. All Queues with one name and prefix
@@ -88,6 +90,10 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		countMost:         countMost,
 		waits:             &waits{},
 		workers:           newWorkerWatch(),
+		recurring: map[WarningKind]*recurring{
+			WarnForgotten: {over: "%d dead letters were forgotten, and none for %s"},
+			WarnClockBack: {over: "the clock of redis was not set back again for %[2]s"},
+		},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -151,6 +157,12 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 	}
 	if err := job.validate(q.maxPayload); err != nil {
 		return Receipt{}, err
+	}
+	if left := job.MaxAge - job.Delay; job.Delay > 0 && left < min(pollFloor, job.MaxAge/10) { // a busy Worker may be as late
+		q.delayTold.Do(func() {
+			slog.Warn("delayqueue: a job's Delay is just below its MaxAge, so it may expire before a worker is free to run it: raise its MaxAge",
+				slog.String("queue", q.name), slog.String("name", job.Name), slog.Duration("delay", job.Delay), slog.Duration("max_age", job.MaxAge))
+		})
 	}
 	if ctx.Err() != nil {
 		return Receipt{}, callerGone(ctx, "enqueue")

@@ -194,6 +194,7 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"no concurrency":   delayqueue.WithConcurrency(0),
 		"short claim":      delayqueue.WithClaimLease(time.Millisecond),
 		"endless claim":    delayqueue.WithClaimLease(24 * time.Hour),
+		"half a retention": delayqueue.WithClaimLease(30 * time.Minute),
 		"no backoff":       delayqueue.WithRetryBackoff(0, time.Second),
 		"shrinking":        delayqueue.WithRetryBackoff(time.Minute, time.Second),
 		"nil logger":       delayqueue.WithLogger(nil),
@@ -205,6 +206,10 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 		_, err := delayqueue.NewWorker(q, locker, handler, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
+	_, err = delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(30*time.Minute))
+	require.ErrorContains(t, err, "WithClaimLease(30m0s): want less than half of the queue's WithRetention, which is 1h0m0s")
+	_, err = delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(29*time.Minute))
+	require.NoError(t, err)
 	_, err = delayqueue.NewWorker(nil, locker, handler)
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	_, err = delayqueue.NewWorker(q, nil, handler)
@@ -285,7 +290,7 @@ func TestQueue_EverythingInRedisHasATTL(t *testing.T) {
 			require.Positive(t, ttl, name)
 			require.LessOrEqual(t, ttl, 7*24*time.Hour+2*time.Hour, name)
 		}
-		for _, kind := range []string{"m", "z", "w", "r", "f", "c", "x", "y", "k", "d1"} {
+		for _, kind := range []string{"m", "z", "w", "r", "f", "c", "x", "y", "k", "n1", "g", "l"} {
 			require.True(t, kinds[kind], kind)
 		}
 	})

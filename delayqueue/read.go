@@ -18,8 +18,8 @@ import (
 type lookup struct {
 	id                           string
 	attempts, record, deadLetter *redis.StringCmd
-	ended                        [buckets]*redis.StringCmd // nil: not asked
-	due, claimEnds               *redis.FloatCmd           // nil: not asked
+	ended                        [2 * buckets]*redis.StringCmd // nil: not asked
+	due, claimEnds               *redis.FloatCmd               // nil: not asked
 }
 
 // lookUp adds the lookup of a message to a pipeline. The order of the commands matters, since the
@@ -59,8 +59,8 @@ func (l *lookup) err() error {
 // stored is what Redis holds of a message.
 type stored struct {
 	ending
-	record record
-	bucket int // where its result is, if it has one
+	record    record
+	forgotten bool // a dead letter for which there was no room
 }
 
 // read reads a message. State is empty if there is none.
@@ -87,12 +87,12 @@ func (l *lookup) read() (s stored) {
 		}
 		return s
 	}
-	for i, cmd := range l.ended {
+	for _, cmd := range l.ended {
 		if cmd == nil {
 			break
 		}
 		if e, ok := readEnding(l.id, cmd.Val()); ok {
-			s.ending, s.bucket = e, i
+			s.ending, s.forgotten = e, e.State == StateDead
 			return s
 		}
 	}
@@ -213,13 +213,20 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	case s.State == StateDead:
 		return q.sealer.open(kindResult, of, []byte(s.result))
 	}
-	result, err := q.rdb.HGet(ctx, p.keys[keyEnded+s.bucket], id+" ").Bytes()
-	if errors.Is(err, redis.Nil) { // forgotten meanwhile
-		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
-	} else if err != nil {
+	pipe := q.rdb.Pipeline()
+	var found [buckets]*redis.StringCmd
+	for i := range found {
+		found[i] = pipe.HGet(ctx, p.keys[keyResults+i], id)
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return nil, redisError(ctx, "result", err)
 	}
-	return q.sealer.open(kindResult, of, result)
+	for _, cmd := range found {
+		if result, err := cmd.Bytes(); err == nil {
+			return q.sealer.open(kindResult, of, result)
+		}
+	}
+	return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w: it ended, and its result is not stored any more", id, q.name, ErrNotFound)
 }
 
 // Payload returns the payload of a message that is queued, running or dead: what was enqueued,

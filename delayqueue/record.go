@@ -19,6 +19,7 @@ type record struct {
 	enqueued, notAfter            int64 // ms
 	body                          bool  // the payload is elsewhere
 	bodySize                      int   // of that
+	given                         bool  // the caller gave its id
 	seq                           string
 }
 
@@ -64,7 +65,7 @@ func readRecord(s string) (r record, ok bool) {
 	}
 	r = record{
 		key: s[recordHeader:name], name: s[name:principal], principal: s[principal:payload], payload: s[payload:],
-		enqueued: int64(n[0]), notAfter: int64(n[1]), body: s[2] == 'b', seq: s[3:19],
+		enqueued: int64(n[0]), notAfter: int64(n[1]), body: s[2] == 'b' || s[2] == 'B', given: s[2] == '=' || s[2] == 'B', seq: s[3:19],
 	}
 	if r.body {
 		r.bodySize, _ = digits(r.payload)

@@ -27,8 +27,8 @@ func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) er
 	if err != nil {
 		return err
 	}
-	if s.State != StateDead {
-		return q.notDead("redrive", id, s.State)
+	if s.State != StateDead || s.forgotten {
+		return q.notDead("redrive", id, s)
 	}
 	words, err := p.redrive(ctx, maxAge, deadLetter{id: id})
 	if err != nil || words[0] == wordRedriven {
@@ -50,8 +50,11 @@ func (q *Queue) redriveRefused(id, word string) error {
 	return nil
 }
 
-func (q *Queue) notDead(op, id string, state State) error {
-	return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: it is %s", op, id, q.name, ErrNotDead, state)
+func (q *Queue) notDead(op, id string, s stored) error {
+	if s.forgotten {
+		return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: there was no room for the dead letter, see WithMaxBytes", op, id, q.name, ErrNotFound)
+	}
+	return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: it is %s", op, id, q.name, ErrNotDead, s.State)
 }
 
 // redriveAge is the max age of what is redriven.

@@ -248,6 +248,9 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 	if m.coalesces {
 		flag = string(rune(flagCoalesces))
 	}
+	if m.given {
+		flag = string(rune(flagGiven)) + flag
+	}
 	text, payload := textOf(m.Key, m.Name, m.Principal, m.Payload, p.inline())
 	args := []any{p.queue.admission, howMany(1, sure), m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
 		max(0, left.Milliseconds()), flag, unixms.Of(m.EnqueuedAt), unixms.Of(m.ExpiresAt), m.attempts(""))}

@@ -395,7 +395,7 @@ var coalesceMutants = []mutant{
 	{"what is carried over passes what is newer", "enqueue", "why = closed and not newer and 'closed'", "why = closed and 'closed'"},
 	{"what runs is not newer", "enqueue", "redis.call('HGET', u, slot) or '', id_at(head, key)", "redis.call('HGET', u, slot) or ''"},
 	{"what is carried over is not known", "enqueue", "    if how.slot and not newer then\n", "    if how.slot and not how.tries then\n"},
-	{"what is carried over is not replaced", "enqueue", "header = '1' .. flag .. '-'", "header = '1' .. (tries and '-' or flag) .. '-'"},
+	{"what is carried over is not replaced", "enqueue", "header = '1' .. flag,", "header = '1' .. (tries and '-' or flag),"},
 }
 
 func TestRepartition_MutantsOfCoalescingAreCaught(t *testing.T) {

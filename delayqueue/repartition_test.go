@@ -233,10 +233,9 @@ func TestRepartition_APauseHoldsInTheNewPartitions(t *testing.T) {
 // When nothing is left of it, a generation is served no more.
 func TestRepartition_OlderPartitionsGoWhenTheyAreEmpty(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		short := []delayqueue.Option{delayqueue.WithRetention(time.Second), delayqueue.WithDeadRetention(time.Second)}
-		b := setup(t, env, short...)
+		b := setup(t, env, delayqueue.WithRetention(3*time.Second), delayqueue.WithDeadRetention(time.Second))
 		var r ran
-		b.start(r.handle)
+		b.start(r.handle, delayqueue.WithClaimLease(time.Second))
 		b.reaches(b.enqueue(delayqueue.Job{ID: "old", Key: "k"}), delayqueue.StateDone)
 		b.repartition(2)
 		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)

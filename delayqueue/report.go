@@ -166,11 +166,11 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	if (before == 0) == (after == 0) {
 		return
 	}
-	warning := Warning{Queue: q.name, Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed, or nothing is queued any more"}
+	warning := Warning{Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed, or nothing is queued any more"}
 	if after > 0 {
 		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s: start one with this queue's name and prefix", since.Round(time.Second))
 	}
-	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
+	q.warn(warning)
 }
 
 // DefaultObserver returns the [Observer] of a Queue without [WithQueueObserver], for an Observer of

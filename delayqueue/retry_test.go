@@ -83,6 +83,41 @@ func TestSkipRetry_MakesADeadLetterAtOnce(t *testing.T) {
 	})
 }
 
+// exits is an error whose text ends its goroutine, as a test's require does.
+type exits struct{}
+
+func (exits) Error() string { runtime.Goexit(); return "" }
+
+// An error may do what it likes when it is looked at: its attempt failed, its key is free, and the Worker goes on.
+func TestRetry_AnErrorThatEndsItsGoroutineIsAFailedAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			switch m.Name {
+			case "fine":
+				return nil
+			case "hands back":
+				return delayqueue.HandBack(exits{})
+			default:
+				return fmt.Errorf("wrapped: %w", exits{})
+			}
+		}, delayqueue.WithConcurrency(2))
+		var bad, good []string
+		for i := range 8 {
+			key := fmt.Sprint(i % 4)
+			bad = append(bad, b.enqueue(delayqueue.Job{Key: key, Name: []string{"fails", "hands back"}[i%2]}))
+			good = append(good, b.enqueue(delayqueue.Job{Key: key, Name: "fine"}))
+		}
+		for i := range bad {
+			s := b.reaches(bad[i], delayqueue.StateDead)
+			require.Equal(t, 2, s.Attempts)
+			require.Contains(t, s.Cause, "Goexit")
+			b.reaches(good[i], delayqueue.StateDone)
+		}
+		require.Empty(t, b.rdb.Keys(t.Context(), env.Prefix+":lock*").Val(), "the keys are free")
+	})
+}
+
 func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(2))
@@ -91,7 +126,7 @@ func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 			case "panics":
 				panic("boom")
 			case "shouts":
-				panic(strings.Repeat("ü", 10_000))
+				panic(strings.Repeat("ü\xff", 10_000))
 			case "exits":
 				runtime.Goexit()
 			}
@@ -106,7 +141,7 @@ func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 		require.Equal(t, []int{2, 0}, []int{s.Attempts, s.Losses})
 		require.Contains(t, s.Cause, "panic: boom")
 		require.Contains(t, s.Cause, "retry_test.go", "the cause has the stack")
-		require.LessOrEqual(t, len(b.reaches(shouts, delayqueue.StateDead).Cause), 4<<10+3, "the cause is bounded")
+		require.LessOrEqual(t, len(b.reaches(shouts, delayqueue.StateDead).Cause), 4<<10, "the cause is bounded")
 		s = b.reaches(exits, delayqueue.StateDead)
 		require.Equal(t, 2, s.Attempts)
 		require.Contains(t, s.Cause, "Goexit")

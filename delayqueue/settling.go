@@ -70,7 +70,7 @@ func (p *partition) settle(batch []*settling) {
 	ctx, sent := context.Background(), time.Now()
 	reply, err := p.change(ctx, settleScript, long, args...)
 	anyDue, answered := false, time.Time{}
-	if err == nil && len(reply) != len(batch)+2 {
+	if err == nil && len(reply) != len(batch)+3 {
 		err = luascript.ErrReply
 	}
 	if err == nil {
@@ -79,6 +79,7 @@ func (p *partition) settle(batch []*settling) {
 			err = luascript.ErrReply
 		}
 		anyDue = reply[len(batch)+1] == int64(1)
+		p.noteForgotten(reply[len(batch)+2])
 	}
 	var next []*Message
 	for i, s := range batch {
@@ -112,10 +113,14 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 		how = "h"
 	case v.moved:
 		how = "m"
+	case s.expires && m.given:
+		how = "Eg"
 	case s.expires:
 		how = "E"
 	case how == "x":
 		how += haltCodes[p.queue.halt]
+	case how == "d" && m.given:
+		how = "dg"
 	case (v.later || how == "b") && v.awaitsKey:
 		how = "bw"
 	case v.later:

@@ -111,7 +111,7 @@ var parkedRound = soakRound{
 		Length: 4 * time.Second, SlowLocks: 10 * time.Millisecond, // room for calls between a claim and its lock
 		Faults: map[string]time.Duration{faultKill: 700 * time.Millisecond, faultSubscribers: 400 * time.Millisecond},
 	},
-	enough: func(a *account) bool { return a.fresh > 20 && a.overtaking > 20 },
+	enough: func(a *account) bool { return a.fresh > 5 && a.overtaking > 5 },
 	done:   100,
 }
 

@@ -33,6 +33,9 @@ type Stats struct {
 	PausedUntil time.Time
 	// Halted is how many keys a dead letter halts; see [WithHaltOnDeath].
 	Halted int64
+	// ClockBack is by how much the clock of Redis was set back while the queue was in use, in the partition where that was
+	// most. Work goes on as if it had not been; times that the queue tells are ahead of that clock by as much.
+	ClockBack time.Duration
 	// Bytes is how much memory all messages take, as [WithMaxBytes] counts it.
 	Bytes int64
 	// Partitions is how many partitions store new messages, and OlderPartitions how many that [Queue.Repartition] has
@@ -87,7 +90,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if err != nil {
 		return err
 	}
-	if len(reply) != 9 {
+	if len(reply) != 10 {
 		return luascript.ErrReply
 	}
 	now, first := number(reply[0]), number(reply[6])
@@ -100,6 +103,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		}
 		s.Lateness = max(s.Lateness, time.Duration(now-first)*time.Millisecond) // each by the clock of its node
 	}
+	s.ClockBack = max(s.ClockBack, time.Duration(number(reply[9]))*time.Millisecond)
 	fields, _ := reply[8].([]any)
 	if len(fields) != statsFields {
 		return luascript.ErrReply
@@ -110,16 +114,16 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if paused := number(fields[1]); paused > now {
 		s.Paused, s.PausedUntil = true, later(s.PausedUntil, time.UnixMilli(paused))
 	}
-	for _, n := range fields[2:4] {
+	for _, n := range fields[2:5] {
 		s.Bytes += number(n)
 	}
 	for i, sum := range s.Totals.fields() {
-		*sum += number(fields[4+i])
+		*sum += number(fields[5+i])
 	}
 	return nil
 }
 
-const statsFields = 4 + 9 // of c, that stats.lua answers
+const statsFields = 5 + 9 // of c, that stats.lua answers
 
 // number reads a number in an answer. Junk counts nothing.
 func number(reply any) int64 {

@@ -2,6 +2,7 @@ package delayqueue_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -89,7 +90,8 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, w.Stop(ctx), context.Canceled)
-		require.Len(t, returned, 2, "Stop waits for the handlers")
+		require.NoError(t, w.Stop(t.Context()), "it waits for the handlers")
+		require.Len(t, returned, 2)
 		require.ErrorIs(t, <-returned, delayqueue.ErrStopped)
 		s := b.status(interrupted)
 		require.Equal(t, delayqueue.StateQueued, s.State)
@@ -100,6 +102,33 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 		b.start(r.handle)
 		b.reaches(interrupted, delayqueue.StateDone)
 		require.Equal(t, 1, r.all()[0].Attempt)
+	})
+}
+
+// A handler that stops its own Worker cannot be waited for: its ctx bounds that, and then its message goes back.
+func TestStop_FromAHandlerEndsWithItsContext(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		const handlers = 4
+		var workers sync.Map
+		stopped := make(chan error, handlers)
+		w := b.start(func(context.Context, delayqueue.Message) error {
+			own, _ := workers.Load("own")
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			defer cancel()
+			stopped <- own.(*delayqueue.Worker).Stop(ctx)
+			return nil
+		}, delayqueue.WithConcurrency(handlers))
+		workers.Store("own", w)
+		var ids []string
+		for i := range handlers {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}))
+		}
+		require.ErrorIs(t, next(t, stopped), context.DeadlineExceeded)
+		require.NoError(t, w.Stop(t.Context()), "elsewhere it waits for them")
+		for _, id := range ids {
+			require.NotEqual(t, delayqueue.StateRunning, b.status(id).State)
+		}
 	})
 }
 

@@ -93,7 +93,7 @@ func TestWorker_AClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T
 			return cmd.Err()
 		}))
 		var r ran
-		b.startOn(b.newQueue(rdb), r.handle, delayqueue.WithClaimLease(time.Hour))
+		b.startOn(b.newQueue(rdb), r.handle, delayqueue.WithClaimLease(20*time.Minute))
 		redistest.Eventually(t, lost.Load, "no reply was lost")
 		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
 		require.Equal(t, delayqueue.StateRunning, b.status(old).State, "until its claim ends")
@@ -254,13 +254,11 @@ func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		var r ran
-		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), r.handle, delayqueue.WithClaimLease(3*time.Second))
+		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), r.handle, delayqueue.WithClaimLease(5*time.Minute))
 		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("warm", 1, 1)[0]}), delayqueue.StateDone)
 		hangs.Store(true)
 		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not asked")
-		began := time.Now()
 		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("well", 1, 1)[0]}), delayqueue.StateDone)
-		require.Less(t, time.Since(began), 3*time.Second)
 	})
 }
 
@@ -282,7 +280,7 @@ func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 		}))
 		seen := newEvents()
 		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), (&ran{}).handle, delayqueue.WithObserver(seen),
-			delayqueue.WithConflictBackoff(8*time.Second, 8*time.Second))
+			delayqueue.WithConflictBackoff(5*time.Minute, 5*time.Minute))
 		var leases []*core.Lease
 		var ids []string
 		for _, key := range keys {
@@ -295,10 +293,8 @@ func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 		// Loaded, so that the script is sent by its hash.
 		require.NoError(t, leases[0].Release(t.Context()))
 		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not waked")
-		began := time.Now()
 		require.NoError(t, leases[1].Release(t.Context()))
 		b.reaches(ids[1], delayqueue.StateDone)
-		require.Less(t, time.Since(began), 3*time.Second, "it waited for its delay")
 	})
 }
 
@@ -400,18 +396,15 @@ func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 		b.enqueue(delayqueue.Job{Key: fmt.Sprint("old", i), Name: "old", Delay: time.Minute})
 	}
 	seen := newEvents()
-	b.start((&ran{}).handle, delayqueue.WithConflictBackoff(8*time.Second, 8*time.Second), delayqueue.WithObserver(seen))
+	b.start((&ran{}).handle, delayqueue.WithConflictBackoff(5*time.Minute, 5*time.Minute), delayqueue.WithObserver(seen))
 	lease := b.hold("k")
 	id := b.enqueue(delayqueue.Job{Key: "k"})
 	require.Equal(t, delayqueue.OutcomeConflict, next(t, seen.settled).Outcome)
 	proxy.Delay(func() time.Duration { return 2 * time.Millisecond }) // a network
 	_, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{Name: "old"})
 	require.NoError(t, err)
-	began := time.Now()
 	require.NoError(t, lease.Release(t.Context()))
 	b.reaches(id, delayqueue.StateDone)
-	t.Log("took", time.Since(began))
-	require.Less(t, time.Since(began), time.Second)
 }
 
 // Stop whose ctx has ended waits for handlers, and for no Redis.

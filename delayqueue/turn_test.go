@@ -285,7 +285,7 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, "secret", string(result))
 				stored := ""
-				for _, key := range []string{"m", "r", "d0", "d1", "d2", "d3", "d4"} {
+				for _, key := range []string{"m", "r", "s0", "s1", "s2", "s3", "n0", "n1", "n2", "n3", "d0", "d1", "d2", "d3"} {
 					stored += fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+name+":queue:{q}:"+key).Val())
 				}
 				require.Contains(t, stored, id)
@@ -318,10 +318,12 @@ func TestWorker_AMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 
 		forged, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("forged")})
 		require.NoError(t, err)
-		b.reaches(forged.ID, delayqueue.StateDead)
-		s, err := other.Status(t.Context(), forged.ID)
-		require.NoError(t, err)
-		require.Contains(t, s.Cause, "not sealed")
+		for e.Message.ID != forged.ID {
+			e = next(t, ev.settled)
+		}
+		require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
+		require.ErrorContains(t, e.Err, "not sealed")
+		require.Equal(t, 0, b.status(forged.ID).Attempts, "a process that accepts it may run it")
 		require.Empty(t, r.ids())
 	})
 }

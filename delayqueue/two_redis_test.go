@@ -68,7 +68,7 @@ func TestTwoRedises_ParkedAndWokenAndDrained(t *testing.T) {
 	t.Parallel()
 	a := setupApart(t)
 	var r ran
-	a.start(r.handle, delayqueue.WithConflictBackoff(20*time.Second, 20*time.Second))
+	a.start(r.handle, delayqueue.WithConflictBackoff(5*time.Minute, 5*time.Minute))
 	held := a.hold("k")
 	ids := []string{a.park("k"), a.park("k"), a.park("k")}
 	require.Positive(t, a.reserved("k"))
@@ -81,7 +81,7 @@ func TestTwoRedises_ParkedAndWokenAndDrained(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, delayqueue.StateDone, s.State)
 	}
-	require.Less(t, time.Since(released), 5*time.Second, "woken by the release, not by its time")
+	require.Less(t, time.Since(released), time.Minute, "woken by the release, not by its time")
 	require.Equal(t, ids, r.ids())
 	redistest.Eventually(t, func() bool { return a.reserved("k") == 0 }, "nobody is left")
 	for _, name := range redistest.Keys(t, a.lockServer, "") {
@@ -119,11 +119,11 @@ func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
 			require.ErrorIs(t, err, core.ErrUnavailable)
 			require.NotErrorIs(t, err, core.ErrConflict)
 			require.NotErrorIs(t, err, core.ErrDeferred)
+			began := time.Now()
 			for range 20 {
-				began := time.Now()
 				require.NoError(t, a.locker.Do(t.Context(), "free", func(context.Context) error { return nil }))
-				require.Less(t, time.Since(began), 200*time.Millisecond)
 			}
+			require.Less(t, time.Since(began), 20*300*time.Millisecond, "each waits for the queue's time-out")
 			_, err = a.locker.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, core.ErrConflict)
 			require.NoError(t, held.Release(t.Context()))

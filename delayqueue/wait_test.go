@@ -160,7 +160,7 @@ func TestWait_ManyWaiters(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("told within %s, p99 %s", took[len(took)/2], took[len(took)*99/100])
-	require.Less(t, took[len(took)/2], 50*time.Millisecond)
+	require.Less(t, took[len(took)/2], 3*time.Second, "half are told by their own question")
 	redistest.Eventually(t, func() bool {
 		return b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")] == 0
 	}, "no subscription is left")

@@ -126,6 +126,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 			return nil, invalidOption("WithMiddleware: one returned a nil Handler")
 		}
 	}
+	if q.retention <= 2*w.lease {
+		return nil, invalidOption("WithClaimLease(%s): want less than half of the queue's WithRetention, which is %s, "+
+			"so that how a message ended is known while its worker can ask", w.lease, q.retention)
+	}
 	w.complete()
 	return w, nil
 }
@@ -172,9 +176,10 @@ func (w *Worker) Start() error {
 }
 
 // Stop makes the Worker claim no more messages, and waits for those that run. If ctx ends first,
-// the ctx of their handlers is cancelled with [ErrStopped] as its cause, and Stop goes on waiting
-// for them to return. Messages that they left unfinished go back to the queue without having spent
-// an attempt, and Stop returns ctx's error. No goroutine is left when it returns.
+// the ctx of their handlers is cancelled with [ErrStopped] as its cause, Stop waits for up to 2 s more,
+// and returns ctx's error. Messages that handlers left unfinished go back to the queue without having spent
+// an attempt. No goroutine is left but of handlers that have not returned by then, such as one that calls
+// Stop itself: call it again elsewhere to wait for them.
 //
 // Stop may be called before Start, more than once, and from several goroutines: each call waits,
 // and the first ctx to end counts for all.
@@ -203,9 +208,19 @@ func (w *Worker) Stop(ctx context.Context) error {
 		}
 	}
 	w.cancel(fmt.Errorf("delayqueue: %w", ErrStopped))
-	<-w.done
+	if err == nil {
+		<-w.done
+		return nil
+	}
+	select {
+	case <-w.done:
+	case <-time.After(stopGrace):
+	}
 	return err
 }
+
+// stopGrace is how long Stop waits, when its ctx has ended, for handlers that are told to return.
+const stopGrace = 2 * time.Second
 
 // run has the Worker's goroutines: serve → drain what was claimed → end the helpers. It returns
 // after all of them.

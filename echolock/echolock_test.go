@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/echolock"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // What both packages share is tested in internal/adapter.
@@ -21,10 +22,7 @@ import (
 func newLocker(t *testing.T) *core.Locker {
 	t.Helper()
 	env := redistest.Embedded(t)
-	l, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	return testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix))
 }
 
 func TestToMiddleware_ReportsMistakes(t *testing.T) {

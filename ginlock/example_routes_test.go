@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/gin-gonic/gin"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/ginlock"
@@ -16,13 +15,8 @@ import (
 
 // At its start a service checks that each POST, PUT, PATCH and DELETE has a guard, or is meant to have none.
 func ExampleRoutes() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)

@@ -7,7 +7,6 @@ import (
 	"net/http/httptest"
 
 	"github.com/gin-gonic/gin"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
@@ -18,13 +17,8 @@ import (
 
 // One payment at a time per order. Payments for other orders are not held up.
 func ExamplePerKey() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 
 	locker, err := core.New(rdb)
 	if err != nil {
@@ -60,13 +54,8 @@ func ExamplePerKey() {
 // A request for a busy order is put on a queue, answered with 202, and run when
 // its turn comes.
 func ExamplePerKey_parked() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 
 	locker, err := core.New(rdb)
 	if err != nil {
@@ -122,13 +111,8 @@ func ExamplePerKey_parked() {
 
 // One guard stands in front of a whole engine. What is not about an order needs no key.
 func ExampleNoKey() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)

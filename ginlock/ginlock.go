@@ -25,8 +25,8 @@ import (
 //
 // The key is released when the handlers return. A time-out middleware behind PerKey that runs them
 // on another goroutine returns before they do, and they run on without their key: put
-// httplock.Timeout around the engine instead. A handler that asks its own service for the same key
-// over HTTP waits for itself: see httplock.Transport.
+// httplock.Timeout around the engine instead. locktest.RequireGuardWaits finds it in a
+// test. A handler that asks its own service for the same key over HTTP waits for itself: see httplock.Transport.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) gin.HandlerFunc {
 	h, err := New(guard, key, opts...)
 	if err != nil {
@@ -172,8 +172,8 @@ var servings = sync.Pool{New: func() any {
 			return httplock.Match{Pattern: s.c.FullPath(), Params: params, Framework: s.c}.Key(s.key, s.c.Request)
 		},
 		Next: s.next,
-		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			s.tee = &teeWriter{s.c.Writer, wrap(s.c.Writer)}
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter, whole bool) {
+			s.tee = &teeWriter{s.c.Writer, wrap(s.c.Writer), whole}
 			s.c.Writer = s.tee
 		},
 		Written: func() bool { return s.writer.Written() },

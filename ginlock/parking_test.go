@@ -1,8 +1,8 @@
 package ginlock_test
 
 import (
+	"bytes"
 	"cmp"
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
@@ -55,11 +55,8 @@ func (s *shop) lock(opts ...httplock.Option) gin.HandlerFunc {
 // work starts a worker that replays through the engine.
 func (s *shop) work(t *testing.T) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(s.queue, s.Locker, httplock.Replay(s.engine, httplock.WithReplayReauthorize(stillAnn)),
+	testbed.Work(t, s.queue, s.Locker, httplock.Replay(s.engine, httplock.WithReplayReauthorize(stillAnn)),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
 }
 
 // ann has the principal be what middleware in front left in gin's context.
@@ -132,7 +129,7 @@ func assertAsParked(t *testing.T, c *gin.Context, body []byte) {
 	assert.Equal(t, "application/octet-stream", c.ContentType())
 	assert.Empty(t, c.GetHeader("Authorization"))
 	assert.Empty(t, c.Request.Host)
-	assert.Empty(t, c.ClientIP())
+	assert.Equal(t, "192.0.2.1", c.ClientIP())
 	got, err := io.ReadAll(c.Request.Body)
 	assert.NoError(t, err)
 	assert.Equal(t, sha256.Sum256(body), sha256.Sum256(got), "the body is as it was sent")
@@ -181,8 +178,7 @@ func TestParking_ParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		require.Equal(t, http.StatusOK, result.Status)
 		require.Regexp(t, "^text/event-stream(;charset=utf-8)?$", result.Header.Get("Content-Type"))
 		require.Equal(t, "event:tick\ndata:1\n\nevent:tick\ndata:2\n\nevent:tick\ndata:3\n\n", result.Body)
-		released, err := s.Rival.TryAcquire(t.Context(), "order:a/"+testbed.Secret)
-		require.NoError(t, err)
+		released := testbed.Take(t, s.Rival, "order:a/"+testbed.Secret)
 		require.NoError(t, released.Release(t.Context()))
 
 		unknown := testbed.Call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32), "")
@@ -307,8 +303,7 @@ func TestParking_LostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	b.Hold(t)
 	proxy := redistest.NewProxy(t, env.Addr)
 	proxied := &redistest.Env{Addr: proxy.Addr, Prefix: env.Prefix}
-	queue, err := delayqueue.New(proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
-	require.NoError(t, err)
+	queue := testbed.NewQueue(t, proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
 	proxy.LoseReply(func([]byte) bool { return true })
 	engine := gin.New()
 	engine.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), orderKey, httplock.WithAnonymous()), mustNotRun(t))
@@ -336,4 +331,20 @@ func TestWithPrincipal_IsForGin(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, mux, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "internal", false)
 	_, err := ginlock.New(s.guard, orderKey, ginlock.WithPrincipal(nil))
 	require.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+// What the function leaves in the place of the body of c.Request is the handlers'.
+func TestWithPrincipal_MayPutTheBodyBack(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	r := gin.New()
+	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, ginlock.WithPrincipal(func(c *gin.Context) (string, error) {
+		content, err := io.ReadAll(c.Request.Body)
+		c.Request.Body = io.NopCloser(bytes.NewReader(content))
+		return "ann", err
+	})), func(c *gin.Context) {
+		content, err := io.ReadAll(c.Request.Body)
+		assert.NoError(t, err)
+		assert.Equal(t, 2<<20, len(content)) //nolint:testifylint // Len prints it
+	})
+	require.Equal(t, http.StatusOK, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, strings.Repeat("x", 2<<20)).Status)
 }

@@ -12,17 +12,18 @@ import (
 // embedded. gin keeps a status back until the first byte, so tee sees it only then.
 type teeWriter struct {
 	gin.ResponseWriter
-	tee http.ResponseWriter
+	tee   http.ResponseWriter
+	whole bool // tee is to see responses without a body too
 }
 
-// end begins a response that gin has kept back, if the handlers returned, and restores the
+// end begins a response that gin has kept back, if tee is to see it and the handlers returned, and restores the
 // context's writer. On a nil teeWriter it does nothing.
 func (w *teeWriter) end(c *gin.Context, returned bool) {
 	if w == nil {
 		return
 	}
 	// 200 may only be gin's default: tee must not mistake it for a handler's answer.
-	if returned && w.Status() != http.StatusOK {
+	if w.whole && returned && w.Status() != http.StatusOK {
 		w.begin()
 	}
 	c.Writer = w.ResponseWriter

@@ -55,9 +55,9 @@ func request(tb testing.TB, h http.Handler) func() {
 }
 
 // A guarded request without a body, whose key is free. Without the race detector, which makes pools forget, it is
-// 20, 21 and 22 allocations.
+// 20, 24 and 22 allocations.
 func TestPerKey_AllocatesLittle(t *testing.T) {
-	most := map[string]float64{"net/http": 30, "gin": 32, "echo": 34}
+	most := map[string]float64{"net/http": 30, "gin": 35, "echo": 34}
 	for name, h := range guardedRoutes(t) {
 		send := request(t, h)
 		send()

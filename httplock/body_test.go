@@ -56,38 +56,41 @@ func TestBody_WithoutAConnection(t *testing.T) {
 // A slow handler is not a slow client: what it does between reads does not count.
 func TestBody_TheHandlersOwnTimeDoesNotCount(t *testing.T) {
 	t.Parallel()
-	b := testbed.New(t, redistest.Embedded(t))
-	const size = 300_000
+	const size, parts, limit = 300_000, 3, 2 * time.Second // a busy machine reads a part in less
 	for name, buffering := range map[string]bool{"direct": false, "in memory in front": true} {
-		for _, readTimeout := range []time.Duration{0, 2 * bodyTime} {
-			h := http.Handler(guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
-				var got bytes.Buffer
-				for range 4 {
-					_, err := io.CopyN(&got, r.Body, size/4)
-					assert.NoError(t, err, name)
-					time.Sleep(bodyTime)
-					assert.NoError(t, r.Context().Err(), name)
-				}
-				_, err := io.Copy(&got, r.Body)
-				assert.NoError(t, err)
-				assert.Equal(t, size, got.Len())
-			}, httplock.WithBodyTimeout(bodyTime)))
-			if buffering {
-				inner := h
-				h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					content, err := io.ReadAll(r.Body)
+		for _, readTimeout := range []time.Duration{0, 2 * limit} {
+			t.Run(fmt.Sprint(name, ", ", readTimeout), func(t *testing.T) {
+				t.Parallel()
+				b := testbed.New(t, redistest.Embedded(t))
+				h := http.Handler(guarded(b.Locker.Guard(core.RejectConflicts), func(_ http.ResponseWriter, r *http.Request) {
+					var got bytes.Buffer
+					for range parts {
+						_, err := io.CopyN(&got, r.Body, size/parts)
+						assert.NoError(t, err)
+						time.Sleep(limit)
+						assert.NoError(t, r.Context().Err())
+					}
+					_, err := io.Copy(&got, r.Body)
 					assert.NoError(t, err)
-					r.Body = io.NopCloser(bytes.NewReader(content))
-					inner.ServeHTTP(w, r)
-				})
-			}
-			srv := httptest.NewUnstartedServer(h)
-			srv.Config.ReadTimeout = readTimeout
-			srv.Start()
-			resp, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, strings.Repeat("x", size)))
-			require.NoError(t, err)
-			require.Equal(t, http.StatusOK, resp.Status, name)
-			srv.Close()
+					assert.Equal(t, size, got.Len())
+				}, httplock.WithBodyTimeout(limit)))
+				if buffering {
+					inner := h
+					h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						content, err := io.ReadAll(r.Body)
+						assert.NoError(t, err)
+						r.Body = io.NopCloser(bytes.NewReader(content))
+						inner.ServeHTTP(w, r)
+					})
+				}
+				srv := httptest.NewUnstartedServer(h)
+				srv.Config.ReadTimeout = readTimeout
+				srv.Start()
+				defer srv.Close()
+				resp, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, strings.Repeat("x", size)))
+				require.NoError(t, err)
+				require.Equal(t, http.StatusOK, resp.Status)
+			})
 		}
 	}
 }
@@ -114,15 +117,16 @@ func headOf(length int, more string) string {
 func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
-	for _, readTimeout := range []time.Duration{0, 2 * time.Second} {
+	const limit = time.Second // a busy machine sends four bytes in less
+	for _, readTimeout := range []time.Duration{0, 2 * limit} {
 		conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 			_, err := io.Copy(w, r.Body)
 			assert.NoError(t, err)
-		}, httplock.WithBodyTimeout(bodyTime)), readTimeout)
+		}, httplock.WithBodyTimeout(limit)), readTimeout)
 		for range 3 {
 			_, err := io.WriteString(conn, headOf(4, "")+"a")
 			require.NoError(t, err)
-			time.Sleep(bodyTime / 2)
+			time.Sleep(limit / 10)
 			_, err = io.WriteString(conn, "bcd")
 			require.NoError(t, err)
 			resp, err := http.ReadResponse(answers, nil)
@@ -132,7 +136,7 @@ func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
 			require.NoError(t, resp.Body.Close())
 			require.Equal(t, "abcd", string(got))
 			require.False(t, resp.Close)
-			time.Sleep(2 * bodyTime) // between requests the limit does not count
+			time.Sleep(limit * 5 / 4) // between requests the limit does not count
 		}
 	}
 }
@@ -306,11 +310,10 @@ func TestBody_ThatTheHandlerDoesNotReadKeepsNoKey(t *testing.T) {
 	for _, name := range []string{"plain", "capped"} {
 		t.Run(name, func(t *testing.T) {
 			b := testbed.New(t, redistest.Embedded(t))
-			wrote := make(chan time.Duration, 1)
+			wrote := make(chan struct{})
 			plain := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
-				start := time.Now()
 				_, _ = w.Write(make([]byte, 8<<10))
-				wrote <- time.Since(start)
+				close(wrote)
 			}, httplock.WithBodyTimeout(bodyTime), httplock.WithReadAhead(1000))
 			conn, _ := raw(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if name == "capped" {
@@ -328,9 +331,8 @@ func TestBody_ThatTheHandlerDoesNotReadKeepsNoKey(t *testing.T) {
 				}
 			}()
 			select {
-			case took := <-wrote:
-				require.Less(t, took, 10*bodyTime)
-			case <-time.After(60 * bodyTime):
+			case <-wrote:
+			case <-time.After(time.Minute): // the client takes half an hour for its body
 				require.Fail(t, "the handler still writes")
 			}
 			_ = conn.Close()

@@ -22,9 +22,8 @@ import (
 // memory: then the deadline is set for the time of a read only.
 type timedBody struct {
 	io.ReadCloser
-	of     *body
 	writer http.ResponseWriter
-	direct bool         // it is net/http's own, capped perhaps, over HTTP/1
+	direct bool         // it is net/http's own, or passes that on, over HTTP/1
 	server bool         // the server has a ReadTimeout
 	left   atomic.Int64 // nanoseconds
 	ended  atomic.Bool  // the end was read
@@ -77,16 +76,6 @@ func (b *timedBody) end() {
 	}
 }
 
-// isDirect reports whether a body is the one that net/http gave the request, or that one
-// under a cap: middleware caps a body before it reads it into memory, not after.
-func isDirect(r *http.Request) bool {
-	switch fmt.Sprintf("%T", r.Body) {
-	case "*http.body", "*http.expectContinueReader", "*http.maxBytesReader":
-		return r.ProtoMajor == 1
-	}
-	return false
-}
-
 // deadline does nothing where the writer is not a connection's.
 func (b *timedBody) deadline(at time.Time) {
 	_ = http.NewResponseController(b.writer).SetReadDeadline(at)
@@ -114,37 +103,51 @@ func (p *requestState) streams() bool {
 	return p.m.body.stream || p.x.Request.Method == http.MethodConnect
 }
 
-// key calls the key function, which may read the body, and replace it by one that reads the
-// same.
-func (p *requestState) key() (string, error) {
+// open begins with the body, of which reads wait for a bounded time from now on.
+func (p *requestState) open() {
+	if p.opened {
+		return
+	}
+	p.opened = true
 	r, b := p.x.Request, &p.body
 	b.use(r)
+	b.lentMost = max(p.m.body.max, p.m.body.readAhead)
 	if b.whole || p.replay != nil || r.Context().Value(timedBodyKey{}) != nil {
-		defer func() { b.use(r) }()
-		return p.x.Key()
+		return
 	}
-	sent := r.Body
 	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
-	b.timed.ReadCloser, b.timed.of, b.timed.writer = sent, b, p.x.Writer
-	b.timed.direct, b.timed.server = isDirect(r), server != nil && server.ReadTimeout > 0
+	b.timed.ReadCloser, b.timed.writer = r.Body, p.x.Writer
+	b.timed.direct, b.timed.server = r.ProtoMajor == 1 && b.state != unknownBody, server != nil && server.ReadTimeout > 0
 	b.timed.limit(p.bodyTime())
-	b.source, r.Body = &b.timed, &b.timed
-	defer func() {
-		if r.Body == b.source || bodyOf(r) == b {
-			r.Body = sent // which the server knows
-		} else {
-			b.use(r)
-		}
-		switch { // what is left of a body that streams is the handler's, for as long as it likes
-		case !p.streams() || b.whole:
-		case len(b.head) == 0 && b.source == &b.timed:
-			b.timed.ReadCloser, b.source = nil, sent
-		case !b.timed.server:
-			b.timed.limit(math.MaxInt64)
-			b.timed.pause()
-		}
-	}()
-	return p.x.Key()
+	b.source = &b.timed
+}
+
+// lend calls one of the service's functions, which may read the request's body.
+func (p *requestState) lend(f func() error) error {
+	p.open()
+	return p.body.lend(p.x.Request, f)
+}
+
+// key calls the key function.
+func (p *requestState) key() (key string, err error) {
+	err = p.lend(func() (err error) {
+		key, err = p.x.Key()
+		return err
+	})
+	return key, err
+}
+
+// leave leaves what nobody has read of a body that streams to the handler, for as long as it likes.
+func (p *requestState) leave() {
+	b := &p.body
+	switch {
+	case !p.streams() || b.whole || b.timed.ReadCloser == nil:
+	case len(b.head) == 0 && b.source == &b.timed:
+		b.source, b.timed.ReadCloser = b.timed.ReadCloser, nil
+	case !b.timed.server:
+		b.timed.limit(math.MaxInt64)
+		b.timed.pause()
+	}
 }
 
 // readAhead reads the body before the call joins a queue or takes its key: the whole of it
@@ -152,6 +155,7 @@ func (p *requestState) key() (string, error) {
 // the guard only rejects. A replay has its body in memory.
 func (p *requestState) readAhead() error {
 	if p.replay != nil || p.streams() {
+		p.leave()
 		return nil
 	}
 	n := p.m.body.readAhead
@@ -165,7 +169,7 @@ func (p *requestState) readAhead() error {
 // 100-continue. Over HTTP/2 net/http does not show that header, and bodies that are not read ahead as a whole are
 // taken to have it. Where a request may wait, or its Idempotency-Key may have an answer, its body is needed anyway.
 func (p *requestState) asksFirst() bool {
-	if p.replay != nil || p.idempotent != nil || p.m.guard.Policy() != nil || p.body.source != &p.body.timed || len(p.body.head) > 0 {
+	if p.replay != nil || p.idempotent != nil || p.m.guard.Policy() != nil || p.streams() || p.body.source != &p.body.timed || len(p.body.head) > 0 {
 		return false
 	}
 	r := p.x.Request

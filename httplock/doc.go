@@ -9,7 +9,11 @@
 // when the client goes away and when the lease is lost, and core.LeaseFrom finds
 // the fencing token in it. The key is released when the chain returns, also by
 // a panic, and not before: a response that streams keeps its key while it
-// streams, and so does a handler that ignores its context.
+// streams, and so does a handler that ignores its context. The response ends after
+// the release, so that a client that sends one request after the other does not meet
+// its own key. For this the last 2 KiB of an HTTP/1.1 response with a Content-Length
+// are kept back, for 100 ms at most, unless the response is flushed, or the writer of
+// middleware in front has no Unwrap.
 //
 // What happens to a request whose key is held is the guard's policy's business.
 // This package turns the outcome into a response:
@@ -35,8 +39,8 @@
 // No response repeats the key. A request that was refused never ran: whatever
 // goes wrong, the handler runs under its key or not at all.
 //
-// GET, HEAD and OPTIONS pass without a key unless WithLockedSafeMethods is given for GET and HEAD, or
-// WithSharedSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
+// Safe methods, GET, HEAD, QUERY (RFC 10008), PROPFIND, REPORT and SEARCH, pass without a key unless WithLockedSafeMethods is
+// given, or WithSharedSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
 //
 // # Keys
 //
@@ -118,9 +122,12 @@
 // A payload is method, target, Content-Type, Content-Encoding, body and the lock's key; only
 // hashes of it are stored. Some differences do not count: a media type means the same
 // whatever its case and the order of its parameters, and with "charset=utf-8" or without if
-// it is JSON's or a form's; a multipart body is its parts in their order, with their headers,
-// whatever the boundary. A multipart body that is encoded or cut short, and a part that is
-// itself multipart, are compared byte by byte. IdempotencyPayload compares something else in
+// it is JSON's or a form's; a form, urlencoded or multipart/form-data, is its values and its
+// files with their names and headers, each name's in their order; any other multipart body is
+// its parts in their order, with their headers, whatever the boundary. One that is encoded or cut
+// short or not escaped as by net/url, and a part that is itself multipart, are compared byte by byte. Of a form that middleware
+// in front has read, what it parsed is compared; where a body is gone, or begun, the answer is 500.
+// IdempotencyPayload compares something else in
 // place of Content-Type, Content-Encoding and body, such as a body without its timestamp. The
 // body is read before anything else, and a body above the cap of WithMaxBody is answered with
 // 413. A key belongs to its route (Exchange.Name, or method and path if that is empty) and to

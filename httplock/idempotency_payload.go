@@ -3,6 +3,7 @@ package httplock
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,8 +19,8 @@ import (
 // IdempotencyPayload sets what is compared with the first request under an Idempotency-Key: the
 // bytes that f returns. It is for bodies of which a part is new each time, such as a timestamp.
 // Requests for which f returns the same bytes are one request, if method, target and the lock's key
-// are the same too. f gets the whole body, which it must not change; r has no body to read, and for
-// a replay only the headers that were stored. An error of f refuses the request: with 400 if it
+// are the same too. f gets the whole body, which it must not change; r has the same body to read, and
+// for a replay only the headers that were stored. An error of f refuses the request: with 400 if it
 // wraps [BadKey]'s, and otherwise with 500. f must be safe for concurrent use.
 //
 // Default: Content-Type, Content-Encoding and body, as the package documentation describes.
@@ -33,57 +34,80 @@ func IdempotencyPayload(f func(r *http.Request, body []byte) ([]byte, error)) Id
 	}
 }
 
-// compared is what of a request's body, and of what describes it, is compared.
-func (o *idempotentRequest) compared(body []byte) ([]byte, error) {
+// compared is what of a request's body, and of what describes it, is compared. Before is what earlier releases compare, if that
+// is something else.
+func (o *idempotentRequest) compared(b *body) (now, before []byte, err error) {
+	r, most := o.x.Request, o.m.body.max
+	content, err := b.all(most)
 	if f := o.m.idempotency.payload; f != nil {
-		r := *o.x.Request
-		r.Body = http.NoBody
-		chosen, err := f(&r, body)
-		if err != nil {
-			return nil, fmt.Errorf("httplock: the function of IdempotencyPayload failed: %w", err)
+		if err == nil {
+			seen := *r
+			seen.Body = io.NopCloser(bytes.NewReader(content))
+			if now, err = f(&seen, content); err != nil {
+				err = fmt.Errorf("httplock: the function of IdempotencyPayload failed: %w", err)
+			}
 		}
-		return chosen, nil
+		return now, nil, err
 	}
-	h := storedHeaders(o.x.Request, described) // as a replay has them
-	kind, encoding := h.Get("Content-Type"), h.Get("Content-Encoding")
-	mediaType, params, ok := parseMediaType(kind)
+	h := storedHeaders(r, described) // as a replay has them
+	contentType, said := h.Get("Content-Type"), h.Get("Content-Encoding")
+	kind, boundary := formKind(r)
+	switch {
+	case errors.Is(err, errBodyGone) && kind != "":
+		canonical, err := parsedForm(r, kind, most)
+		return hashOfForm(contentType, kind, canonical), nil, err
+	case err != nil:
+		return nil, nil, err
+	}
+	coding, _ := b.coding()
+	// A urlForm is another one in other words only if both are as long. Else it may be none: clients send JSON as one, whose + is
+	// none of a space's. So a form whose client escapes other characters than net/url is not the same if it was read in front.
+	if kind != "" && coding == "" {
+		if canonical, err := canonicalForm(kind, content, boundary); err == nil && (kind != urlForm || len(canonical) == len(content)) {
+			if now = hashOfForm(contentType, kind, canonical); said != "" || !bytes.Equal(canonical, content) {
+				before = hashOfBody(contentType, said, content)
+			}
+			return now, before, nil
+		}
+	}
+	if now = hashOfBody(contentType, coding, content); coding != said {
+		before = hashOfBody(contentType, said, content)
+	}
+	return now, before, nil
+}
+
+// hashOfBody is a hash of a body, and of what describes it.
+func hashOfBody(contentType, coding string, body []byte) []byte {
+	mediaType, params, ok := parseMediaType(contentType)
 	if !ok {
-		return []byte(ident.Hash([]byte("raw"), []byte(kind), []byte(encoding), body)), nil
+		return []byte(ident.Hash([]byte("raw"), []byte(contentType), []byte(coding), body))
 	}
-	if strings.HasPrefix(mediaType, "multipart/") && encoding == "" {
+	if strings.HasPrefix(mediaType, "multipart/") && coding == "" {
 		if parts, ok := hashOfParts(body, params["boundary"]); ok {
 			delete(params, "boundary")
-			return []byte(ident.Hash([]byte("parts"), []byte(mime.FormatMediaType(mediaType, params)), parts)), nil
+			return []byte(ident.Hash([]byte("parts"), []byte(mime.FormatMediaType(mediaType, params)), parts))
 		}
 	}
-	return []byte(ident.Hash([]byte("body"), []byte(mime.FormatMediaType(mediaType, params)), []byte(encoding), body)), nil
+	return []byte(ident.Hash([]byte("body"), []byte(mime.FormatMediaType(mediaType, params)), []byte(coding), body))
+}
+
+// hashOfForm is the same for a form in its canonical form.
+func hashOfForm(contentType, kind string, canonical []byte) []byte {
+	if kind == urlForm {
+		return hashOfBody(contentType, "", canonical)
+	}
+	mediaType, params, _ := parseMediaType(contentType)
+	delete(params, "boundary")
+	return []byte(ident.Hash([]byte("form"), []byte(mime.FormatMediaType(mediaType, params)), canonical))
 }
 
 // described are the headers that say what a body means.
 var described = map[string]bool{"Content-Encoding": true, "Content-Type": true}
 
-// parseMediaType reads a media type of RFC 9110, section 8.3.1, with what makes no difference written in one way: case, but
-// of parameters' values, and the charset that a type has anyway. mime.FormatMediaType sorts and quotes the rest.
-func parseMediaType(kind string) (mediaType string, params map[string]string, ok bool) {
-	mediaType, params, err := mime.ParseMediaType(kind)
-	if err != nil || mime.FormatMediaType(mediaType, params) == "" {
-		return "", nil, false
-	}
-	if charset, has := params["charset"]; has {
-		params["charset"] = strings.ToLower(charset)
-		isUTF8 := mediaType == "application/json" || strings.HasSuffix(mediaType, "+json") || mediaType == "application/x-www-form-urlencoded"
-		if isUTF8 && params["charset"] == "utf-8" {
-			delete(params, "charset")
-		}
-	}
-	return mediaType, params, true
-}
-
 // hashOfParts is a hash of a multipart body, whatever its boundary: of the headers and the content of each part, in order. A body
 // that does not end as it should has none.
 func hashOfParts(body []byte, boundary string) (sum []byte, ok bool) {
-	// The reader takes a body that breaks off before a part's header for one that has ended.
-	if end := []byte("--" + boundary + "--"); boundary == "" || !bytes.HasPrefix(body, end) && !bytes.Contains(body, append([]byte("\n"), end...)) {
+	if !endsAt(body, boundary) {
 		return nil, false
 	}
 	all, one, buffer := sha256.New(), sha256.New(), make([]byte, 4096)

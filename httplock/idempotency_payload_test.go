@@ -101,7 +101,7 @@ func TestPayload_OfMultipartIsItsPartsInOrder(t *testing.T) {
 		"another boundary":      {func() (string, string) { return form(fields...) }, true},
 		"quoted boundary":       {rewritten(`multipart/form-data; boundary="a b"`, boundary, "a b"), true},
 		"header names, order":   {rewritten("Multipart/Form-Data; Boundary="+boundary, "Content-Type: application/octet-stream", "content-type:  application/octet-stream"), true},
-		"another order":         {func() (string, string) { return form(fields[1], fields[0], fields[2]) }, false},
+		"another order":         {func() (string, string) { return form(fields[1], fields[0], fields[2]) }, true},
 		"another value":         {func() (string, string) { return form([2]string{"a", "2"}, fields[1], fields[2]) }, false},
 		"another name":          {func() (string, string) { return form([2]string{"c", "1"}, fields[1], fields[2]) }, false},
 		"a part more":           {func() (string, string) { return form(append(fields, [2]string{"c", ""})...) }, false},
@@ -226,4 +226,34 @@ func TestPayload_CanBeChosen(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Do(h, described(t, "k", "", "pay 7")), http.StatusBadRequest, "bad-key", false)
 	testbed.RequireProblem(t, testbed.Do(h, described(t, "k", "", "@1")), http.StatusInternalServerError, "internal", false)
 	require.EqualValues(t, 1, runs.Load())
+}
+
+// Clients send other things than forms as one: what they mean differs where a form would not.
+func TestPayload_OfAFormIsAnotherOneOnlyInOtherWords(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	const kind = "application/x-www-form-urlencoded"
+	for i, test := range []struct {
+		first, second string
+		same          bool
+	}{
+		{`{"tel":"+49"}`, `{"tel":" 49"}`, false},
+		{` ["+49"]`, ` [" 49"]`, false},
+		{`"+49"`, `" 49"`, false},
+		{"<tel>+49</tel>", "<tel> 49</tel>", false},
+		{"tel=%2B49&a=b+c", "a=b+c&tel=%2B49", true},
+		{"tel=%2B49", "tel=%2b49", true},
+		{"tel=%2B49", "tel=+49", false},
+	} {
+		var runs atomic.Int64
+		h := idempotent(t, b, nil, count(&runs, http.StatusOK))
+		key := fmt.Sprint("form", i)
+		first := testbed.Do(h, described(t, key, kind, test.first))
+		require.Equal(t, http.StatusOK, first.Status)
+		second := testbed.Do(h, described(t, key, kind, test.second))
+		if test.same {
+			requireReplayed(t, first, second)
+		} else {
+			require.Equal(t, http.StatusUnprocessableEntity, second.Status, "%s, %s", test.first, test.second)
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package httplock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,12 +16,15 @@ import (
 // idempotentRequest is a request with an Idempotency-Key, on its way through its guard; nil
 // for a request without one. Except for discard it belongs to the request's goroutine.
 type idempotentRequest struct {
-	m     *Middleware
-	x     Exchange
-	key   string // as the client sent it
-	work  idempotency.Work
-	lease *core.Lease // under which it runs
-	tee   *tee        // what its handler answers
+	m    *Middleware
+	x    Exchange
+	key  string // as the client sent it
+	work idempotency.Work
+	// before is the fingerprint that earlier releases give the request, if it is another one: requests that were made, or
+	// parked, under them are known by it.
+	before string
+	lease  *core.Lease // under which it runs
+	tee    *tee        // what its handler answers
 
 	discarded atomic.Bool
 
@@ -74,9 +76,6 @@ func (m *Middleware) newIdempotentRequest(p *requestState) (*idempotentRequest, 
 	if err != nil {
 		return nil, err
 	}
-	if namedBy(x.Request.Header["Connection"], "Idempotency-Key") { // its replay would not have the key
-		p.nobody = cmp.Or(p.nobody, errNotReplayable)
-	}
 	route := x.Name
 	if route == "" {
 		route = x.Request.Method + " " + x.Request.URL.Path
@@ -92,7 +91,7 @@ func (m *Middleware) idempotencyPrincipal(p *requestState) (principal string, er
 			return p.replay.principal, nil
 		}
 		// A request that the handler makes is whose it was when the handler was not replayed, and had the client's credentials.
-		if principal, err = m.onBehalfOf(p.x); m.principal != nil && (principal == "" || err != nil) {
+		if principal, err = p.onBehalfOf(); m.principal != nil && (principal == "" || err != nil) {
 			return p.replay.principal, nil //nolint:nilerr // without them the function cannot know
 		}
 	}
@@ -108,17 +107,28 @@ func (o *idempotentRequest) lockKey() string { return "idempotency:" + o.work.Na
 // identify computes the request's fingerprint. The lock's key is part of it, so that requests with
 // one fingerprint exclude one another: everything else relies on that.
 func (o *idempotentRequest) identify(key string, body *body) error {
-	content, err := body.all(o.m.body.max)
-	if err != nil {
-		return err
-	}
 	at, ok := target(o.x.Request)
 	if !ok {
 		at = o.x.Request.RequestURI
 	}
-	compared, err := o.compared(content)
-	o.work.Fingerprint = ident.Hash([]byte(o.x.Request.Method), []byte(at), []byte(key), compared)
+	fingerprint := func(compared []byte) string {
+		return ident.Hash([]byte(o.x.Request.Method), []byte(at), []byte(key), compared)
+	}
+	now, before, err := o.compared(body)
+	o.work.Fingerprint = fingerprint(now)
+	if before != nil {
+		o.before = fingerprint(before)
+	}
 	return err
+}
+
+// asBefore reports whether another fingerprint is to be tried after err.
+func (o *idempotentRequest) asBefore(err error) bool {
+	if o.before == "" || !errors.Is(err, idempotency.ErrMismatch) {
+		return false
+	}
+	o.work.Fingerprint, o.before = o.before, ""
+	return true
 }
 
 // lookup is called while another request holds the key. It returns errAnswered if the answer is
@@ -129,6 +139,8 @@ func (o *idempotentRequest) lookup(ctx context.Context) error {
 	}
 	record, err := o.m.idempotency.store.Lookup(ctx, o.work)
 	switch {
+	case o.asBefore(err):
+		return o.lookup(ctx)
 	case errors.Is(err, idempotency.ErrMismatch), errors.Is(err, idempotency.ErrSealed):
 		return err
 	case record.Outcome != nil:
@@ -152,6 +164,8 @@ func (o *idempotentRequest) begin(ctx context.Context) error {
 	o.lease = lease
 	outcome, err := o.m.idempotency.store.Begin(ctx, o.work, lease.Fence())
 	switch {
+	case o.asBefore(err):
+		return o.begin(ctx)
 	case err != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost):
 		return fmt.Errorf("httplock: %w: %w: %w", core.ErrUnavailable, core.ErrLeaseLost, err)
 	case err != nil:
@@ -170,20 +184,6 @@ func (o *idempotentRequest) loadStored(outcome []byte) error {
 	}
 	o.stored = stored
 	return errAnswered
-}
-
-// watch records the response that the rest of the chain writes.
-func (o *idempotentRequest) watch(ctx context.Context) context.Context {
-	if o == nil {
-		return ctx
-	}
-	begun := written(o.x)
-	o.x.Tee(func(w http.ResponseWriter) http.ResponseWriter {
-		o.tee = newTee(w, o.x.Request, o.m.idempotency.maxResponse)
-		o.tee.partial = begun
-		return o.tee
-	})
-	return context.WithValue(ctx, idempotentRequestKey{}, o)
 }
 
 // finish stores the response of a handler that has returned, unless the handler is to run again

@@ -20,6 +20,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
@@ -86,7 +87,7 @@ func TestIdempotency_ResponsesThatAreNotStored(t *testing.T) {
 				m.Serve(httplock.Exchange{
 					Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
 					Next: func(r *http.Request) { test.handler(w, r); runs.Add(1) }, Written: func() bool { return runs.Load() == 0 },
-					Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
+					Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter, _ bool) { w = wrap(w) },
 				})
 			})
 		}
@@ -110,28 +111,6 @@ func TestIdempotency_ResponsesThatAreNotStored(t *testing.T) {
 		testbed.RequireProblem(t, second, http.StatusConflict, "response-not-kept", false)
 		require.NotContains(t, second.Header, "Idempotent-Replayed")
 	}
-}
-
-func TestIdempotency_HijackedConnectionsAreNotStored(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	var runs atomic.Int64
-	// The second request waits: the first has its response before its handler returns.
-	url, client := testbed.Serve(t, idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, _ *http.Request) {
-		runs.Add(1)
-		conn, _, err := http.NewResponseController(w).Hijack()
-		if assert.NoError(t, err) {
-			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
-			_ = conn.Close()
-		}
-	}))
-	for range 2 {
-		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
-		r.Header.Set("Idempotency-Key", "k")
-		resp, err := testbed.Send(client, r)
-		require.NoError(t, err)
-		require.Equal(t, "hi", resp.Body)
-	}
-	require.EqualValues(t, 2, runs.Load())
 }
 
 // A client that is cut off comes back for the whole response.
@@ -214,8 +193,8 @@ func TestIdempotency_LongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
 	h := guarded(b.Locker.Guard(nil), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		leave()
 		count(&runs, http.StatusCreated)(w, r)
-	}), httplock.WithIdempotency(newIdempotency(t, b), httplock.KeepResponseBody(3)), httplock.WithConflictHandler(func(_ http.ResponseWriter, _ *http.Request, p *httplock.Problem) {
-		assert.NotErrorIs(t, p, core.ErrConflict, "to try again does not help")
+	}), httplock.WithIdempotency(newIdempotency(t, b), httplock.KeepResponseBody(3)), httplock.WithConflictHandler(func(http.ResponseWriter, *http.Request, *httplock.Problem) {
+		assert.Fail(t, "no key is held: to try again does not help")
 	}))
 	require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
 	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
@@ -392,51 +371,6 @@ func TestIdempotency_AdapterWithoutTeeRunsNothing(t *testing.T) {
 	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
-func TestIdempotency_ParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		var runs atomic.Int64
-		d.handle(func(w http.ResponseWriter, r *http.Request) {
-			parked, replayed := httplock.Replayed(r.Context())
-			assert.True(t, replayed)
-			assert.Equal(t, "user:ann", parked.Principal)
-			w.Header().Set("Etag", `"v1"`)
-			w.WriteHeader(http.StatusCreated)
-			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
-		}, sentBy(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
-		post := func(body string) testbed.Answer {
-			r := withKey(t, testbed.OrderPath, `"k"`, body)
-			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
-			return testbed.Do(d.mux, r)
-		}
-		release := d.Hold(t)
-		first := post("{}")
-		location := requireParked(t, first)
-		again := post("{}")
-		require.Equal(t, location, requireParked(t, again), "the same ticket")
-		require.Equal(t, first.Body, again.Body)
-		testbed.RequireProblem(t, post("{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
-		stats, err := d.queue.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, 1, stats.Queued)
-
-		release()
-		d.work(t)
-		result := d.result(t, location)
-		require.Equal(t, "run 1", result.Body)
-		var final testbed.Answer
-		redistest.Eventually(t, func() bool {
-			final = post("{}")
-			return final.Status != http.StatusConflict && final.Status != http.StatusAccepted
-		}, "the key is free")
-		require.Equal(t, "true", final.Header.Get("Idempotent-Replayed"))
-		require.Equal(t, http.StatusCreated, final.Status)
-		require.Equal(t, "run 1", final.Body)
-		require.Equal(t, `"v1"`, final.Header.Get("Etag"))
-		require.EqualValues(t, 1, runs.Load())
-	})
-}
-
 // Requests that are parked at the same time may get two tickets. They run once.
 func TestIdempotency_RequestParkedTwiceRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -465,37 +399,58 @@ func TestIdempotency_RequestParkedTwiceRunsOnce(t *testing.T) {
 	})
 }
 
-// A header that belongs to the connection is not parked, and so is no part of the payload.
-func TestIdempotency_ParkedRequestIsRecognizedByWhatIsStored(t *testing.T) {
-	d := openParking(t, redistest.Embedded(t))
-	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
-	release := d.Hold(t)
-	r := withKey(t, testbed.OrderPath, "k", "{}")
-	r.Header.Set("Content-Type", "text/plain")
-	r.Header.Set("Content-Encoding", "identity")
-	r.Header.Set("Connection", "Content-Type")
-	location := requireParked(t, testbed.Do(d.mux, r))
-	release()
-	d.work(t)
-	require.Equal(t, http.StatusOK, d.result(t, location).Status)
-}
-
-// A replay without the key would run although the request is made, and answered, again.
-func TestIdempotency_KeyOfTheConnectionIsNotParked(t *testing.T) {
+// What says what is asked for is parked, whatever a client says of its connection: else the replay would be another request.
+func TestIdempotency_HeadersOfTheConnectionAreParked(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
+	d.handle(func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		_, _ = io.WriteString(w, r.FormValue("amount")+r.Header.Get("If-Match"))
+	}, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
 	post := func() testbed.Answer {
-		r := withKey(t, testbed.OrderPath, "k", "{}")
-		r.Header.Set("Connection", "close, idempotency-key")
+		r := described(t, "k", "application/x-www-form-urlencoded", "note=1&amount=5")
+		r.Header.Set("If-Match", `"1"`)
+		r.Header.Set("Connection", "close, content-type, if-match, idempotency-key")
 		return testbed.Do(d.mux, r)
 	}
 	release := d.Hold(t)
-	testbed.RequireProblem(t, post(), http.StatusConflict, "conflict", true)
-	d.requireNothingParked(t)
+	location := requireParked(t, post())
 	release()
-	requireReplayed(t, post(), post())
+	d.work(t)
+	require.Equal(t, `5"1"`, d.result(t, location).Body)
+	require.Equal(t, `5"1"`, post().Body)
 	require.EqualValues(t, 1, runs.Load())
+}
+
+// A request that was made, or parked, under the fingerprint of an earlier release is known, while its key is free and while it is held.
+func TestIdempotency_KnowsRequestsOfEarlierReleases(t *testing.T) {
+	for name, test := range map[string]struct{ contentType, coding, body string }{
+		"a form in other words": {"application/x-www-form-urlencoded", "", "note=1&amount=5"},
+		"decompressed in front": {"application/json", "gzip", "{}"},
+		"in upper case":         {"application/json", "GZIP", "\x1f\x8b..."},
+	} {
+		b := testbed.New(t, redistest.Embedded(t))
+		var runs atomic.Int64
+		h := idempotent(t, b, nil, count(&runs, http.StatusOK))
+		send := func(body string) testbed.Answer {
+			r := described(t, "k", test.contentType, body)
+			r.Header.Set("Content-Encoding", test.coding)
+			return testbed.Do(h, r)
+		}
+		first := send(test.body)
+		payload := ident.Hash([]byte("body"), []byte(test.contentType), []byte(test.coding), []byte(test.body))
+		earlier := ident.Hash([]byte(http.MethodPost), []byte(testbed.OrderPath), []byte(testbed.OrderKey), []byte(payload))
+		record := redistest.Keys(t, b.Redis, b.Prefix+":idem{}:")[0]
+		require.NoError(t, b.Redis.HSet(t.Context(), record, "fingerprint", earlier).Err())
+		for _, held := range []bool{false, true} {
+			if held {
+				b.Hold(t)
+			}
+			requireReplayed(t, first, send(test.body))
+			require.Equal(t, http.StatusUnprocessableEntity, send(test.body+"&amount=7").Status, name)
+		}
+		require.EqualValues(t, 1, runs.Load(), name)
+	}
 }
 
 func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {

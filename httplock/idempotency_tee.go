@@ -28,6 +28,8 @@ func newTee(w http.ResponseWriter, r *http.Request, most int) *tee {
 // Unwrap is for http.ResponseController.
 func (t *tee) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
+func (t *tee) flushing() http.ResponseWriter { return flushing(t.ResponseWriter) }
+
 func (t *tee) WriteHeader(status int) {
 	t.hijacked = t.hijacked || status == http.StatusSwitchingProtocols
 	t.recorder.WriteHeader(status)

@@ -2,7 +2,6 @@ package httplock
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -51,7 +50,7 @@ func postForm(r *http.Request) (url.Values, error) {
 	body := bodyOf(r)
 	content, err := body.all(MaxJSONBody)
 	if r.Body != nil {
-		r.Body = body.reader()
+		r.Body = body.again()
 	}
 	if err != nil {
 		return nil, err
@@ -61,7 +60,7 @@ func postForm(r *http.Request) (url.Values, error) {
 		err = parsed.ParseMultipartForm(MaxJSONBody) // no file goes to the disk
 	}
 	if err != nil {
-		return nil, BadKey(errors.New("the form is malformed"))
+		return nil, BadKey(errMalformedForm)
 	}
 	return parsed.PostForm, nil
 }

@@ -33,7 +33,7 @@ func JSONField(prefix, path string) KeyFunc {
 		body := bodyOf(r)
 		content, err := body.all(MaxJSONBody)
 		if r.Body != nil {
-			r.Body = body.reader()
+			r.Body = body.again()
 		}
 		if err != nil {
 			return "", err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"net/http"
+	"net/url"
 	"reflect"
 	"slices"
 	"sync"
@@ -42,10 +43,7 @@ func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
 		return key(made.shared(m.Pattern, r))
 	}
 	seen := made.copied(&m, r)
-	defer func() {
-		r.Body, r.ContentLength = seen.Body, seen.ContentLength
-		r.Form, r.PostForm, r.MultipartForm = seen.Form, seen.PostForm, seen.MultipartForm
-	}()
+	defer putBack(r, seen, *r)
 	return key(seen)
 }
 
@@ -117,4 +115,28 @@ func (made *matching) recycle() {
 	clear(made.params)
 	made.params = made.params[:0]
 	matches.Put(made)
+}
+
+// putBack has r show what a function did to the body and the form of its copy. What it left there as it was before may have been
+// changed in r itself, which frameworks show too.
+func putBack(r, seen *http.Request, before http.Request) {
+	if !reflect.ValueOf(seen.Body).Comparable() || seen.Body != before.Body {
+		r.Body = seen.Body
+	}
+	if seen.ContentLength != before.ContentLength {
+		r.ContentLength = seen.ContentLength
+	}
+	if !isSameMap(seen.Form, before.Form) {
+		r.Form = seen.Form
+	}
+	if !isSameMap(seen.PostForm, before.PostForm) {
+		r.PostForm = seen.PostForm
+	}
+	if seen.MultipartForm != before.MultipartForm {
+		r.MultipartForm = seen.MultipartForm
+	}
+}
+
+func isSameMap(a, b url.Values) bool {
+	return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer()
 }

@@ -5,10 +5,12 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/method"
 )
 
 // maxNameLen bounds a Call's name.
@@ -40,6 +42,7 @@ type Middleware struct {
 	anonymous       bool
 	warnCredentials sync.Once
 	warnSelfCall    sync.Once
+	unparked        warned // by why
 }
 
 // Exchange is one request on its way through a framework's chain, as an adapter hands it to
@@ -65,12 +68,12 @@ type Exchange struct {
 	Status func() int
 	// Tee replaces the writer of the rest of the chain by what wrap returns, which passes
 	// everything on to wrap's argument: the writer so far. It is called at most once, before Next.
-	// An adapter whose framework keeps a response back begins it before Next returns, so that the
-	// new writer has seen its status. Nil: the adapter cannot do this, and requests that need it,
+	// If whole, an adapter whose framework keeps a response back begins it before Next returns, so that
+	// the new writer has seen its status. Nil: the adapter cannot do this, and requests that need it,
 	// those of WithIdempotency, are refused.
-	Tee func(wrap func(http.ResponseWriter) http.ResponseWriter)
-	// Skip lets the request pass without the key, as [WithSkip] does.
-	Skip bool
+	Tee func(wrap func(http.ResponseWriter) http.ResponseWriter, whole bool)
+	// Skip reports whether the request passes without the key, as [WithSkip]'s function does. Nil: it does not say so.
+	Skip func() bool
 	// Framework is the framework's context, or whatever the adapter's own options look
 	// for in a Problem, and by FrameworkFrom. It may be nil.
 	Framework any
@@ -94,7 +97,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 		return nil, err
 	}
 	m := &Middleware{
-		guard: guard, body: defaultBodyRules(), keptHeaders: defaultHeaders(), credentials: maps.Clone(credentialHeaders),
+		guard: guard, body: defaultBodyRules(), keptHeaders: maps.Clone(defaultHeaders), credentials: maps.Clone(credentialHeaders),
 		holds: &recentHolds{minHold: guard.MinHold()},
 	}
 	for _, opt := range opts {
@@ -145,51 +148,25 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		respond(x, problemMisconfigured.document(0))
 		return false, false
 	}
-	replay := replayFrom(x.Request.Context())
-	if replay != nil && !m.authorized(replay, x) {
-		return false, false
-	}
-	if x.Skip || m.passes(x.Request) {
-		replay.passed(m, false)
-		x.Next(x.Request)
-		x.ends(OutcomePassed, 0)
-		return true, true
-	}
 	p := requestStates.Get().(*requestState)
-	p.m, p.x, p.replay = m, x, replay
+	p.m, p.x, p.replay = m, x, replayFrom(x.Request.Context())
 	p.guarded()
 	ran, whole = p.ran, p.ran && !p.lost || p.fromStore
 	p.recycle()
 	return ran, whole
 }
 
-// passes reports whether a request needs no key.
-func (m *Middleware) passes(r *http.Request) bool {
-	return m.safe == safePass && isSafe(r) || r.Method == http.MethodOptions || m.skip != nil && m.skip(r)
-}
-
 // callName is the name of the request's route, of at most maxNameLen bytes. A method that is none of HTTP's own is OTHER in it: a client may
 // send any word, and metrics have a series for each name.
 func (x Exchange) callName() string {
 	name := x.Name
-	switch method := x.Request.Method; method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
-		http.MethodOptions, http.MethodTrace:
-	default:
-		if route, ok := strings.CutPrefix(name, method+" "); ok {
-			name = "OTHER " + route
-		}
+	if route, ok := strings.CutPrefix(name, x.Request.Method+" "); ok && !slices.Contains(method.All, x.Request.Method) {
+		name = "OTHER " + route
 	}
 	return name[:min(len(name), maxNameLen)]
 }
 
-func isSafe(r *http.Request) bool {
-	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions:
-		return true
-	}
-	return false
-}
+func isSafe(r *http.Request) bool { return method.IsSafe(r.Method) }
 
 func (m *Middleware) logger() *slog.Logger {
 	if m.log != nil {

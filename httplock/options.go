@@ -13,16 +13,16 @@ import (
 // Option configures a Middleware.
 type Option func(*Middleware) error
 
-// WithLockedSafeMethods makes GET and HEAD need the key too, as other methods do. OPTIONS never
+// WithLockedSafeMethods makes GET, HEAD and the other safe methods need the key too, as POST does. OPTIONS never
 // does: browsers send it before a request, to ask what the route allows.
 func WithLockedSafeMethods() Option { return safeMethods(safeLocked) }
 
-// WithSharedSafeMethods makes GET and HEAD share the key: they run at the same time as one another,
+// WithSharedSafeMethods makes GET, HEAD and the other safe methods share the key: they run at the same time as one another,
 // and not while another method runs. A GET that arrives after a waiting POST waits until that has
 // run. OPTIONS passes.
 func WithSharedSafeMethods() Option { return safeMethods(safeShared) }
 
-// safeMode says what GET and HEAD need.
+// safeMode says what safe methods need.
 type safeMode int
 
 const (

@@ -70,7 +70,7 @@ func TestCapture_KeepsAllowedHeadersOnly(t *testing.T) {
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	kept := http.Header{
 		"Accept": {"a/b", "c/d;q=0.1"}, "Accept-Language": {"en"}, "Content-Type": {"application/json"},
-		"Content-Encoding": {"gzip"}, "Idempotency-Key": {`"k"`}, "Traceparent": {"00-a-b-01"}, "X-Tenant": {"caf\xe9", "<&>"},
+		"Content-Encoding": {"br"}, "Idempotency-Key": {`"k"`}, "Traceparent": {"00-a-b-01"}, "X-Tenant": {"caf\xe9", "<&>"},
 	}
 	maps.Copy(r.Header, kept)
 	for name, value := range map[string]string{
@@ -108,7 +108,7 @@ func TestDecode_RefusesWhatMakesNoRequest(t *testing.T) {
 		"not JSON":        "hello\n",
 		"array":           "[]\n",
 		"no version":      `{"method":"POST","target":"/"}` + "\n",
-		"later version":   `{"v":2,"method":"POST","target":"/"}` + "\n",
+		"later version":   `{"v":3,"method":"POST","target":"/"}` + "\n",
 		"unknown field":   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
 		"two values":      `{"v":1,"method":"POST","target":"/"}{}` + "\n",
 		"no method":       `{"v":1,"target":"/"}` + "\n",

@@ -49,14 +49,16 @@ func (d *parkingSite) perKey(opts ...httplock.Option) func(http.Handler) http.Ha
 	return httplock.PerKey(d.guard, orderKey, said(d.guard, opts)...)
 }
 
-// work starts a worker that is stopped with the test.
-func (d *parkingSite) work(t *testing.T, opts ...httplock.ReplayOption) {
+// work starts a worker that is stopped with the test, or before.
+func (d *parkingSite) work(t *testing.T, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
 	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.mux, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.Logger()))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
-	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+	stop = func() { assert.NoError(t, w.Stop(context.Background())) }
+	t.Cleanup(stop)
+	return stop
 }
 
 // requireParked returns where the ticket is.

@@ -16,7 +16,8 @@ import (
 //
 // The key is released when the handler returns. A time-out middleware behind PerKey, such as
 // [http.TimeoutHandler], returns before its handler does, which then runs on after its key was
-// released: put [Timeout] in front of PerKey instead.
+// released: put [Timeout] in front of PerKey instead. PerKey panics if it is right around one;
+// locktest.RequireGuardWaits finds others, in a test of the service.
 //
 // A handler that asks its own service for the same key over HTTP waits for itself, for as long
 // as the policy of the guard lets it wait: see [Transport].
@@ -116,7 +117,9 @@ var servings = sync.Pool{New: func() any {
 		Next:    func(r *http.Request) { s.next.ServeHTTP(s.writer, r) },
 		Written: func() bool { return s.writer.Written() },
 		Status:  func() int { return s.writer.Status() },
-		Tee:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { s.writer.tee(wrap) },
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter, _ bool) {
+			s.writer.ResponseWriter = wrap(s.writer.ResponseWriter)
+		},
 	}
 	return s
 }}

@@ -183,23 +183,6 @@ func TestPrefer_NeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 	}
 }
 
-func TestPrefer_IsTheHandlersWithoutHonorPrefer(t *testing.T) {
-	d := openParking(t, redistest.Embedded(t))
-	release := d.Hold(t)
-	go func() {
-		<-d.Conflicts
-		release()
-	}()
-	url, client := testbed.Serve(t, guarded(parkLate(d), func(w http.ResponseWriter, r *http.Request) {
-		assert.Equal(t, "respond-async, wait=0", r.Header.Get("Prefer"))
-		w.WriteHeader(http.StatusNoContent)
-	}))
-	resp := prefer(t, url, client, "respond-async, wait=0")
-	require.Equal(t, http.StatusNoContent, resp.Status, "it waited")
-	require.NotContains(t, resp.Header, "Vary")
-	require.NotContains(t, resp.Header, "Preference-Applied")
-}
-
 // An answer to the same request is no preference's doing: it comes before any waiting.
 func TestPrefer_IsNotAppliedToRequestsMadeTwice(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))

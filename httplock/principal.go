@@ -14,7 +14,7 @@ import (
 // which requests [WithMaxWaitersPerPrincipal] counts together. principal returns an id, such as a
 // user's, or an address where nobody signs in: at most 256 printable bytes, and no secret, since it
 // is stored with a parked request. It is called once for each request that needs the key, not for
-// replays, and must be safe for concurrent use.
+// replays, and must be safe for concurrent use. It may read the body, as a [KeyFunc] may.
 //
 // Empty means anonymous, which a request with credentials (see [WithCredentialHeaders]) is not: it is not parked then,
 // but answered as if the guard rejected it, and refused with 500 if it has an Idempotency-Key. For requests that have
@@ -96,13 +96,14 @@ type frameworkKey struct{}
 func FrameworkFrom(ctx context.Context) any { return ctx.Value(frameworkKey{}) }
 
 // onBehalfOf returns a request's principal, or why nothing may be stored on anybody's behalf.
-func (m *Middleware) onBehalfOf(x Exchange) (principal string, err error) {
-	r := x.Request
+func (p *requestState) onBehalfOf() (principal string, err error) {
+	m, r := p.m, p.x.Request
 	if m.principal != nil {
-		if x.Framework != nil {
-			r = r.WithContext(context.WithValue(r.Context(), frameworkKey{}, x.Framework))
-		}
-		if principal, err = m.principal(r); err != nil {
+		err = p.lend(func() (err error) {
+			principal, err = m.principalOf(p.x)
+			return err
+		})
+		if err != nil {
 			return "", fmt.Errorf("httplock: the principal function failed: %w", err)
 		}
 	}
@@ -112,13 +113,23 @@ func (m *Middleware) onBehalfOf(x Exchange) (principal string, err error) {
 	return principal, nil
 }
 
+func (m *Middleware) principalOf(x Exchange) (string, error) {
+	if x.Framework == nil {
+		return m.principal(x.Request)
+	}
+	seen := x.Request.WithContext(context.WithValue(x.Request.Context(), frameworkKey{}, x.Framework))
+	defer putBack(x.Request, seen, *x.Request)
+	return m.principal(seen)
+}
+
 // authorized asks whether a replay may still be run on its principal's behalf,
 // and writes the response if it may not.
-func (m *Middleware) authorized(replay *replay, x Exchange) bool {
+func (p *requestState) authorized() bool {
+	m, x, replay := p.m, p.x, p.replay
 	if m.reauthorize == nil {
 		return true
 	}
-	err := m.reauthorize(x.Request, replay.principal)
+	err := p.lend(func() error { return m.reauthorize(x.Request, replay.principal) })
 	if err == nil {
 		replay.authorized()
 		return true
@@ -130,7 +141,7 @@ func (m *Middleware) authorized(replay *replay, x Exchange) bool {
 	} else {
 		replay.refused("", err)
 	}
-	m.refuse(x, err, false)
+	p.refuse(err)
 	return false
 }
 

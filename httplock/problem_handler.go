@@ -36,8 +36,7 @@ type Problem struct { //nolint:errname // RFC 9457 calls it so
 // for concurrent use.
 type ProblemHandler func(http.ResponseWriter, *http.Request, *Problem)
 
-// WithConflictHandler sets f to answer the requests that would be answered with 409: those whose
-// key is held, and that neither wait nor are parked.
+// WithConflictHandler sets f to answer the requests whose key is held, and that neither wait nor are parked.
 func WithConflictHandler(f ProblemHandler) Option {
 	return func(m *Middleware) error {
 		if f == nil {
@@ -91,7 +90,7 @@ func handled(x Exchange, doc problem) bool {
 		Type: doc.Type, Status: doc.Status, Title: doc.Title, Detail: doc.Detail,
 		RetryAfter: time.Duration(doc.RetryAfter) * time.Millisecond, Err: x.err, Framework: x.Framework,
 	}
-	if f := x.guard.handlerFor(p.Status); f != nil {
+	if f := x.guard.handlerFor(doc.outcome); f != nil {
 		prepareHeader(x.Writer.Header(), p.RetryAfter)
 		f(x.Writer, x.Request, p)
 		return x.Written == nil || x.Written()
@@ -104,11 +103,11 @@ func handled(x Exchange, doc problem) bool {
 	return false
 }
 
-func (m *Middleware) handlerFor(status int) ProblemHandler {
+func (m *Middleware) handlerFor(outcome OutcomeKind) ProblemHandler {
 	switch {
 	case m == nil:
 		return nil
-	case status == http.StatusConflict && m.onConflict != nil:
+	case outcome == OutcomeConflict && m.onConflict != nil:
 		return m.onConflict
 	}
 	return m.onError

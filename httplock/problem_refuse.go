@@ -34,7 +34,10 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemBadIdempotencyKey.document(0))
 	case errors.Is(err, idempotency.ErrMismatch):
 		respond(x, problemKeyReused.document(0))
-	case errors.Is(err, errNoPrincipal), errors.Is(err, errNoTee), errors.Is(err, idempotency.ErrSealed):
+	case errors.Is(err, errNotReplayable):
+		m.refuseUnparked(x, err)
+	case errors.Is(err, errNoPrincipal), errors.Is(err, errNoTee), errors.Is(err, idempotency.ErrSealed), errors.Is(err, errBodyGone),
+		errors.Is(err, core.ErrUpgrade):
 		m.logger().ErrorContext(ctx, "httplock: misconfigured: request refused", "name", x.Name, "error", err)
 		respond(x, problemMisconfigured.document(0))
 	case errors.Is(err, ErrForbidden):
@@ -52,7 +55,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemConflict.document(soon()))
 	case errors.As(err, &conflict):
 		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining, m.holds.usual())))
-	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
+	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits),
 		errors.Is(err, idempotency.ErrStaleFence):
 		respond(x, problemConflict.document(soon()))
 	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull), errors.Is(err, errPrincipalWaits):
@@ -88,6 +91,14 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	}
 }
 
+// refuseUnparked answers a request that met a conflict, and cannot be parked. The log says why, once.
+func (m *Middleware) refuseUnparked(x Exchange, err error) {
+	if m.unparked.first(err.Error()) {
+		m.logger().WarnContext(x.Request.Context(), "httplock: a request was not parked, and was answered with 409", "name", x.Name, "error", err)
+	}
+	respond(x, problemConflict.document(soon()))
+}
+
 // mayBeQueued takes back that a request was not started if a queue may have stored it: its answer
 // was lost.
 func mayBeQueued(k problemKind, encoded bool) problemKind {
@@ -100,16 +111,13 @@ func mayBeQueued(k problemKind, encoded bool) problemKind {
 // refuseKey writes the response to a request without a key.
 func (m *Middleware) refuseKey(x Exchange, err error) {
 	x = x.because(m, err)
-	var (
-		bad    *badKeyError
-		capped *http.MaxBytesError
-	)
+	var bad *badKeyError
 	switch ctx := x.Request.Context(); {
 	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull):
 		refuseBody(x, err)
 	case errors.As(err, &bad), errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
-	case errors.Is(err, errBodyTooLarge), errors.As(err, &capped):
+	case errors.Is(err, errBodyTooLarge), isCapped(err):
 		respond(x, problemKeyBodyTooLarge.document(0))
 	case clientGone(ctx):
 		endGone(x)

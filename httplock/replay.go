@@ -49,15 +49,17 @@ import (
 // Routes and guards are read before anything is called where that is possible: of an
 // http.ServeMux with PerKey around its handlers, of FromConfig, and of any router with
 // [WithRoutes]. Where it is not, a response of 404 or 405 that no guard has seen is that of a
-// router without the route. Any other is that of a handler without a guard, which ran once: it
-// is the result, which is logged, and only after 503 is the request tried again.
+// router without the route. Any other may be that of middleware, or of a handler without a guard,
+// which ran once. It is logged: below 400 it is the result, after 503 the request is tried again,
+// and others make it a dead letter. Where the guard is known, an answer in front of it is no run:
+// but for 503 it makes the request a dead letter, to be redriven.
 //
 // The Worker holds the message's key, whether or not the route has a guard, until handler returns: a time-out in front
 // of the guards is [Timeout], and not [http.TimeoutHandler], whose handler would run on after that. The Worker's Locker
 // should be the one of the guards, or have the same client and prefix. Otherwise a replay conflicts with the worker's
 // own lease, and the guards' Locker warns (core.WarnOtherLocker).
 //
-// The request has no RemoteAddr and no TLS state. Its Host is that of the pattern of
+// The request has the RemoteAddr 192.0.2.1:1, which is nobody's (RFC 5737), and no TLS state. Its Host is that of the pattern of
 // http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
 // never the client's. Its Traceparent is the message's Trace, if that has one. Its ctx is the worker's: it ends with the lease, and when the worker stops.
 //
@@ -284,7 +286,7 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	w.begin()
 	err = p.outcome(ctx, m, replay, at, w)
 	result := w.result(&target, p.kept)
-	if again, _ := errors.AsType[*retriedStatusError](err); again != nil {
+	if answered, _ := errors.AsType[*noResultError](err); answered != nil {
 		result.shorten()
 	} else if err != nil {
 		return err
@@ -442,7 +444,7 @@ func (c *capture) request(ctx context.Context) (*http.Request, error) {
 	r := &http.Request{
 		Method: c.Method, URL: u, RequestURI: c.Target,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Host: c.Host, Header: c.Header, Body: http.NoBody,
+		Host: c.Host, Header: c.Header, Body: http.NoBody, RemoteAddr: "192.0.2.1:1",
 	}
 	if r.Header == nil {
 		r.Header = http.Header{}

@@ -29,20 +29,22 @@ func WithRetryStatuses(statuses ...int) Option {
 	}
 }
 
-// retriedStatusError is a response after which a request is tried again.
-type retriedStatusError struct {
-	id     string
-	status int
+// noResultError is a response that is no result: why. The ticket shows its beginning if the request becomes a dead letter.
+type noResultError struct {
+	id, why string
+	status  int
 }
 
-func (e *retriedStatusError) Error() string {
-	return fmt.Sprintf("httplock: replay of %s: answered with status %d, which is tried again", e.id, e.status)
+func (e *noResultError) Error() string {
+	return fmt.Sprintf("httplock: replay of %s: answered with status %d%s", e.id, e.status, e.why)
 }
 
 // tryAgain is the outcome of a response after which a request is tried again.
-func tryAgain(id string, w *recorder) error {
-	return delayqueue.RetryLater(&retriedStatusError{id, w.status}, retryAfter(w.sent, time.Now()))
+func tryAgain(id, why string, w *recorder) error {
+	return delayqueue.RetryLater(&noResultError{id, why, w.status}, retryAfter(w.sent, time.Now()))
 }
+
+const isTriedAgain = ", which is tried again"
 
 // errTimedOut: the handler of a replay was interrupted by Timeout.
 var errTimedOut = errors.New("the time limit of httplock.Timeout ran out")
@@ -70,7 +72,7 @@ func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *re
 	case !seen:
 		return p.unguardedOutcome(ctx, m, at, w)
 	case w.status == http.StatusTooManyRequests, w.status == http.StatusServiceUnavailable, slices.Contains(replay.statuses, w.status):
-		return tryAgain(m.ID, w)
+		return tryAgain(m.ID, isTriedAgain, w)
 	default:
 		return nil
 	}

@@ -91,10 +91,3 @@ func (w *recorder) keptHeaders(kept map[string]bool) http.Header {
 	}
 	return h
 }
-
-// closeNotify is http.CloseNotifier in terms of a ctx.
-func closeNotify(ctx context.Context) <-chan bool {
-	ch := make(chan bool, 1)
-	context.AfterFunc(ctx, func() { ch <- true })
-	return ch
-}

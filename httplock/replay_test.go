@@ -68,7 +68,7 @@ func TestReplay_IsTheRequestThatWasSent(t *testing.T) {
 	require.Equal(t, body, string(got))
 	require.EqualValues(t, len(body), seen.ContentLength)
 	require.Empty(t, seen.Host)
-	require.Empty(t, seen.RemoteAddr)
+	require.Equal(t, "192.0.2.1:1", seen.RemoteAddr, "an address of documentation")
 	require.Equal(t, "worker's", seen.Context().Value(mark{}))
 	parked, replayed := httplock.Replayed(seen.Context())
 	require.True(t, replayed)

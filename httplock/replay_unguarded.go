@@ -53,8 +53,12 @@ func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
 	if p.reauthorize == nil {
 		return p.requireReauthorize(replay, at)
 	}
-	err := p.reauthorize(r, replay.principal)
+	b := body{}
+	b.use(r)
+	b.lentMost = r.ContentLength // it is in memory
+	err := b.lend(r, func() error { return p.reauthorize(r, replay.principal) })
 	if err == nil {
+		r.Body = b.reader()
 		replay.authorized()
 	}
 	return err
@@ -76,13 +80,26 @@ func (p *replayer) unguardedOutcome(ctx context.Context, m delayqueue.Message, a
 	case at < placeServed && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
 		return p.handBack(ctx, m, fmt.Errorf("answered with status %d before it reached its guard: %w", status, errNoRoute))
 	case status == http.StatusServiceUnavailable:
-		return tryAgain(m.ID, w)
+		return tryAgain(m.ID, isTriedAgain, w)
+	case at >= placeGuarded: // not tried again: if the chain lacks the guard that WithRoutes names, the handler has run
+		p.warnInFront(ctx, m, status)
+		return delayqueue.SkipRetry(&noResultError{m.ID, " in front of its guard: it did not run", status})
+	case status >= http.StatusBadRequest && status != http.StatusNotFound && status != http.StatusMethodNotAllowed:
+		p.warnInFront(ctx, m, status)
+		return delayqueue.SkipRetry(&noResultError{m.ID, ", and no guard saw it: whether its handler ran is not known", status})
 	}
 	if p.warned.first(m.Name) {
 		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and its response is the result",
 			"name", m.Name, "id", m.ID, "status", w.status)
 	}
 	return nil
+}
+
+func (p *replayer) warnInFront(ctx context.Context, m delayqueue.Message, status int) {
+	if p.warned.first(m.Name) {
+		slog.WarnContext(ctx, "httplock: a parked request was answered before it reached a guard, which is no result: replays must pass what is in front",
+			"name", m.Name, "id", m.ID, "status", status)
+	}
 }
 
 // handBack leaves a message to a process that knows how to run it.

@@ -104,9 +104,11 @@ func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 			ran.Add(1)
 			w.WriteHeader(http.StatusInternalServerError)
 		})))
-		for _, at := range locations {
-			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
-			require.Equal(t, http.StatusInternalServerError, d.result(t, at).Status)
+		for _, at := range locations { // the operator has to see it: perhaps it did not run
+			s := d.await(t, at, delayqueue.StateDead)
+			require.Equal(t, 1, s.Attempts)
+			require.Contains(t, s.Cause, "answered with status 500, and no guard saw it")
+			require.Equal(t, http.StatusInternalServerError, testbed.Call(t, d.mux, http.MethodGet, at+"/result", "").Status)
 		}
 		require.EqualValues(t, requests, ran.Load())
 	})
@@ -242,6 +244,61 @@ func TestReplay_TurnedAwayInFrontOfTheGuardIsHandedBack(t *testing.T) {
 	}
 }
 
+// What was answered in front of a guard is no run of its handler: the request waits as a dead letter until it is redriven.
+func TestReplay_AnsweredInFrontOfItsGuardIsADeadLetter(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openParking(t, env)
+		for _, status := range []int{200, 204, 302, 400, 404, 405, 413, 415, 500, 502} {
+			at := d.fill(t, 1)[0]
+			perKey, err := httplock.New(d.guard, httplock.WithAnonymous())
+			require.NoError(t, err)
+			routes := fixedRoutes{"/orders/{id}": {Middleware: perKey, Key: orderKey}}
+			var passes atomic.Bool
+			var ran atomic.Int64
+			mux := http.NewServeMux()
+			mux.HandleFunc("/orders/{id}", func(w http.ResponseWriter, _ *http.Request) {
+				ran.Add(1)
+				w.WriteHeader(http.StatusCreated)
+			})
+			guarded := httplock.FromConfig(routes)(mux)
+			stop := d.replica(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !passes.Load() {
+					w.WriteHeader(status)
+					return
+				}
+				guarded.ServeHTTP(w, r)
+			}), httplock.WithRoutes(func() []string { return []string{"POST /orders/{id}"} }, routes))
+			require.Contains(t, d.await(t, at, delayqueue.StateDead).Cause, "in front of its guard: it did not run", status)
+			require.Zero(t, ran.Load(), status)
+			passes.Store(true)
+			require.NoError(t, d.queue.Redrive(t.Context(), strings.TrimPrefix(at, "/tickets/"), 0))
+			d.await(t, at, delayqueue.StateDone)
+			require.Equal(t, http.StatusCreated, d.result(t, at).Status, status)
+			require.EqualValues(t, 1, ran.Load(), status)
+			stop()
+		}
+	})
+}
+
+// Its ticket has the answer.
+func TestReplay_AnsweredInFrontOfItsGuardHasItsAnswerBelowTheTicket(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openParking(t, env)
+		at := d.fill(t, 1)[0]
+		perKey, err := httplock.New(d.guard, httplock.WithAnonymous())
+		require.NoError(t, err)
+		routes := fixedRoutes{"/orders/{id}": {Middleware: perKey, Key: orderKey}}
+		d.replica(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusUnsupportedMediaType)
+			_, _ = w.Write([]byte("no such coding"))
+		}), httplock.WithRoutes(func() []string { return []string{"POST /orders/{id}"} }, routes))
+		s := d.await(t, at, delayqueue.StateDead)
+		require.Contains(t, s.Cause, "answered with status 415 in front of its guard: it did not run")
+		resp := testbed.Call(t, d.mux, http.MethodGet, at+"/result", "")
+		require.Equal(t, [2]any{415, "no such coding"}, [2]any{resp.Status, resp.Body})
+	})
+}
+
 // fixedRoutes are guards by normal patterns.
 type fixedRoutes map[string]httplock.Route
 
@@ -300,7 +357,7 @@ func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
 		d := openParking(t, env, delayqueue.WithMaxAge(2*time.Second))
 		for name, payload := range map[string]string{
 			"field":                   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
-			"version":                 `{"v":2,"method":"POST","target":"/"}` + "\n",
+			"version":                 `{"v":3,"method":"POST","target":"/"}` + "\n",
 			"version and other types": `{"v":3,"method":7,"target":["/"]}` + "\n",
 		} {
 			err := httplock.Replay(mustNotRun(t))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)})
@@ -311,7 +368,7 @@ func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
 		d.replica(t, mustNotRun(t))
 		var ids []string
 		for i := range 20 {
-			ticket, err := d.queue.Enqueue(t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i), Payload: []byte(`{"v":2,"method":"POST","target":"/"}` + "\n")})
+			ticket, err := d.queue.Enqueue(t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i), Payload: []byte(`{"v":3,"method":"POST","target":"/"}` + "\n")})
 			require.NoError(t, err)
 			ids = append(ids, ticket.ID)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ type requestState struct {
 	x          Exchange
 	replay     *replay // nil: the request came from outside
 	body       body
+	opened     bool               // the body is begun with
 	idempotent *idempotentRequest // nil: the request has no Idempotency-Key that counts
 
 	principal string
@@ -33,13 +35,15 @@ type requestState struct {
 	ran       bool      // the rest of the chain was called
 	lost      bool      // and lost its lease
 	fromStore bool      // the response is the stored one of the first request, whole
+	tail      *writer   // that keeps the end of the response until the key was released; may be nil
 }
 
 var requestStates = sync.Pool{New: func() any { return &requestState{} }}
 
 // recycle lets other requests use the state, if nobody else can have kept it: a body that is read, or a policy.
 func (p *requestState) recycle() {
-	if p.m.guard.Policy() == nil && p.body.whole && p.body.head == nil && p.body.timed.ReadCloser == nil {
+	unseen := p.body.whole && p.body.head == nil && p.body.timed.ReadCloser == nil && p.body.state != untouchedBody
+	if !p.opened || unseen && p.m.guard.Policy() == nil {
 		*p = requestState{}
 		requestStates.Put(p)
 	}
@@ -51,9 +55,33 @@ func (p *requestState) guarded() {
 		p.body.memory.bound = p.m.body.maxWaiting
 	}
 	defer p.end()
-	if p.prepare() {
+	if p.replay != nil && !p.authorized() {
+		return
+	}
+	switch passes, err := p.passes(); {
+	case err != nil:
+		p.replay.refused("", err)
+		p.refuseKey(err)
+	case passes:
+		p.withoutKey()
+	case p.prepare():
 		p.run()
 	}
+}
+
+// passes reports whether a request needs no key.
+func (p *requestState) passes() (pass bool, err error) {
+	m, x := p.m, p.x
+	switch {
+	case m.safe == safePass && isSafe(x.Request), x.Request.Method == http.MethodOptions:
+		return true, nil
+	case x.Skip != nil, m.skip != nil:
+		err = p.lend(func() error {
+			pass = x.Skip != nil && x.Skip() || m.skip != nil && m.skip(x.Request)
+			return nil
+		})
+	}
+	return pass, err
 }
 
 // prepare makes the call, or refuses the request, or runs it if it needs no key. The order is that of what it costs: the principal's waiters,
@@ -78,17 +106,21 @@ func (p *requestState) prepare() bool {
 	byIdempotencyKey, _ := errors.AsType[*idempotencyKeyError](err)
 	if err != nil && byIdempotencyKey == nil {
 		p.replay.refused("", fmt.Errorf("the key function failed: %w", err))
-		m.refuseKey(x, err)
+		p.refuseKey(err)
 		return false
 	}
 
 	p.call = core.Call{Key: key, Name: x.callName(), Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
 	if p.replay == nil && !p.waits {
-		p.principal, p.whose = m.onBehalfOf(x)
+		p.principal, p.whose = p.onBehalfOf()
 	}
 	p.call.Principal, p.nobody = p.principal, p.whose
-	if err = p.identify(byIdempotencyKey); err == nil {
+	err = p.identify(byIdempotencyKey)
+	if cut := p.body.cut(); cut != nil { // by the principal function, whose own error matters only where a principal does
+		err = cut
+	}
+	if err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
 	}
 	if err == nil {
@@ -121,13 +153,14 @@ func (p *requestState) prepareToWait() {
 	p.call.BeforeWait = p.beforeWait
 	if p.replay == nil && replayable(p.x.Request) && (p.body.whole || !p.streams()) {
 		p.call.Encode = p.encode
+		p.nobody = cmp.Or(p.nobody, p.body.notStorable())
 	}
 	p.call.Prefer.Async = p.call.Prefer.Async && p.call.Encode != nil && p.nobody == nil
 }
 
 // enter makes the request one of its principal's waiters.
 func (p *requestState) enter() error {
-	p.principal, p.whose = p.m.onBehalfOf(p.x)
+	p.principal, p.whose = p.onBehalfOf()
 	if p.whose != nil && !errors.Is(p.whose, errCredentials) {
 		return p.whose
 	}
@@ -194,7 +227,10 @@ func (p *requestState) run() {
 	if p.call.Prefer.Bounded {
 		p.asked = time.Now()
 	}
+	panicked := true
+	defer func() { p.tail.released(panicked) }()
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
+	panicked = false
 	switch {
 	case err == nil:
 		p.x.ends(OutcomeRan, 0)
@@ -221,12 +257,29 @@ func (p *requestState) run() {
 }
 
 func (p *requestState) refuse(err error) {
+	defer p.showBody()()
 	announce(p.x.Writer, p.applied(err))
 	if errors.Is(err, errAnswered) {
 		p.fromStore = p.idempotent.answer()
 		return
 	}
 	p.m.refuse(p.x, err, p.encoded)
+}
+
+// refuseKey is refuse for a request that has no key.
+func (p *requestState) refuseKey(err error) {
+	defer p.showBody()()
+	p.m.refuseKey(p.x, err)
+}
+
+// showBody has the functions that answer see the body from its beginning, until the one that it returns is called.
+func (p *requestState) showBody() (hide func()) {
+	if len(p.body.head) == 0 {
+		return func() {}
+	}
+	r, sent := p.x.Request, p.x.Request.Body
+	r.Body = p.body.reader()
+	return func() { r.Body = sent }
 }
 
 // lookup is called when the request met a conflict. It is an error if there is an answer
@@ -258,7 +311,15 @@ func (p *requestState) encode() (payload []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	payload, err = encode(p.x.Request, content, p.m.keptHeaders, cmp.Or(p.m.replayHost, p.x.host))
+	header := storedHeaders(p.x.Request, p.m.keptHeaders)
+	if coding, _ := p.body.coding(); coding == "" {
+		delete(header, "Content-Encoding")
+	}
+	version := 1
+	if p.idempotent != nil && p.idempotent.before != "" { // an earlier release would take it for another request
+		version = captureVersion
+	}
+	payload, err = encode(p.x.Request, content, header, cmp.Or(p.m.replayHost, p.x.host), version)
 	p.encoded = err == nil
 	return payload, err
 }
@@ -272,7 +333,7 @@ func (p *requestState) underKey(ctx context.Context) error {
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, true)
-	p.next(p.idempotent.watch(ctx))
+	p.next(p.watch(ctx))
 	p.replay.returned(p.x)
 	p.idempotent.finish(ctx)
 	return nil
@@ -285,6 +346,9 @@ func (p *requestState) withoutKey() {
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, false)
+	if p.opened {
+		p.leave()
+	}
 	if len(p.body.head) > 0 {
 		p.next(p.x.Request.Context())
 		return
@@ -295,15 +359,54 @@ func (p *requestState) withoutKey() {
 	p.x.Next(p.x.Request)
 }
 
+// watch has the end of the response kept, and an idempotent request's response recorded.
+func (p *requestState) watch(ctx context.Context) context.Context {
+	o, r := p.idempotent, p.x.Request
+	keeps := p.replay == nil && r.ProtoMajor == 1 && r.Method != http.MethodHead && p.m.guard.MinHold() == 0
+	ours := within[*writer](p.x.Writer)
+	if keeps && ours != nil && !ours.kept { // by a guard in front
+		ours.kept, p.tail = true, ours
+	}
+	if o == nil && (!keeps || ours != nil || p.x.Tee == nil) {
+		return ctx
+	}
+	begun := written(p.x)
+	p.x.Tee(func(w http.ResponseWriter) http.ResponseWriter {
+		if keeps && ours == nil {
+			p.tail = &writer{ResponseWriter: w, ctx: r.Context(), tail: tail{kept: true}}
+			w = p.tail
+		}
+		if o != nil {
+			o.tee = newTee(w, r, o.m.idempotency.maxResponse)
+			o.tee.partial = begun
+			w = o.tee
+		}
+		return w
+	}, o != nil)
+	if o == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, idempotentRequestKey{}, o)
+}
+
 func (p *requestState) next(ctx context.Context) {
 	x := p.x
 	r := x.Request.WithContext(p.boundRest(ctx))
 	r.Body = p.body.reader()
-	// net/http removes the files of a multipart form that it finds in its own request.
-	defer func() {
-		if x.Request.MultipartForm == nil {
-			x.Request.MultipartForm = r.MultipartForm
-		}
-	}()
+	defer showInFront(x.Request, r)
 	x.Next(r)
+}
+
+// showInFront has r show middleware in front what the handler's copy of it shows: the route that a router behind the guard
+// found, and the files of a multipart form, which net/http removes.
+func showInFront(r, copied *http.Request) {
+	if r.MultipartForm == nil {
+		r.MultipartForm = copied.MultipartForm
+	}
+	if r.Pattern != copied.Pattern {
+		r.Pattern = copied.Pattern
+		for _, name := range PatternParams(r.Pattern) {
+			r.SetPathValue(name, copied.PathValue(name))
+		}
+	}
 }

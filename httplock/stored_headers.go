@@ -11,18 +11,15 @@ import (
 // defaultHeaders are stored with a parked request. A body needs
 // Content-Encoding as much as it needs Content-Type, and a request that is conditional must not
 // become one that is not. If-Range is none of these: it means nothing without Range.
-func defaultHeaders() map[string]bool {
-	return map[string]bool{
-		"Accept": true, "Accept-Language": true, "Content-Encoding": true, "Content-Type": true,
-		"Idempotency-Key": true, "If-Match": true, "If-Modified-Since": true, "If-None-Match": true, "If-Unmodified-Since": true,
-		"Traceparent": true,
-	}
-}
+var defaultHeaders = setOf(
+	"Accept", "Accept-Language", "Content-Encoding", "Content-Type", "Idempotency-Key",
+	"If-Match", "If-Modified-Since", "If-None-Match", "If-Unmodified-Since", "Traceparent",
+)
 
 // StoredHeaders returns the names of the headers that are stored with every parked request,
 // in canonical form. [WithAllowedHeaders] adds to them. It is for code that checks a
 // configuration, such as package config.
-func StoredHeaders() []string { return slices.Sorted(maps.Keys(defaultHeaders())) }
+func StoredHeaders() []string { return slices.Sorted(maps.Keys(defaultHeaders)) }
 
 // neverStored are the headers that carry credentials, that belong to one
 // connection or describe one transfer, and that say where the request went.
@@ -63,13 +60,13 @@ func addHeaders(list, never map[string]bool, option string, names []string) erro
 	return nil
 }
 
-// storedHeaders returns the headers of r that may be stored, or nil. One that
-// Connection names belongs to the connection, whatever its name.
+// storedHeaders returns the headers of r that may be stored, or nil. One that the service added
+// belongs to the connection if Connection names it; the others say what is asked for.
 func storedHeaders(r *http.Request, kept map[string]bool) http.Header {
 	var stored http.Header
 	for name := range kept {
 		values := r.Header[name]
-		if len(values) == 0 || namedBy(r.Header["Connection"], name) {
+		if len(values) == 0 || !defaultHeaders[name] && namedBy(r.Header["Connection"], name) {
 			continue
 		}
 		if stored == nil {

@@ -37,11 +37,6 @@ func isResult(status int) bool {
 	return status >= http.StatusOK && status <= 999
 }
 
-// hasBody reports whether a response of that status can have a body.
-func hasBody(status int) bool {
-	return status != http.StatusNoContent && status != http.StatusNotModified
-}
-
 func (r *result) encode() ([]byte, error) {
 	return envelope(result{
 		Version: resultVersion, Status: r.Status, Header: escapeAll(r.Header), Truncated: r.Truncated,

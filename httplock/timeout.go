@@ -60,7 +60,7 @@ func (h *timeLimited) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer func() {
-		r.MultipartForm = timed.MultipartForm
+		showInFront(r, timed)
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			replay.timedOut()
 		}
@@ -106,7 +106,7 @@ func serveTimed(w http.ResponseWriter, r, timed *http.Request, next http.Handler
 		}
 		value = <-returned
 	}
-	r.MultipartForm = timed.MultipartForm // net/http removes the files of its own request's
+	showInFront(r, timed)
 	if value != nil {
 		panic(value)
 	}
@@ -137,18 +137,19 @@ type timedWriter struct {
 	answered int  // with which status, in the handler's place; 0: it was not
 }
 
+func (w *timedWriter) flushing() http.ResponseWriter {
+	if flushing(w.inner) == nil {
+		return nil
+	}
+	return w
+}
+
 // answeredFor returns the status with which a Timeout in front has answered a request in its handler's place, or 0.
 func answeredFor(w http.ResponseWriter) int {
-	for {
-		switch of := w.(type) {
-		case *timedWriter:
-			return of.answer()
-		case interface{ Unwrap() http.ResponseWriter }:
-			w = of.Unwrap()
-		default:
-			return 0
-		}
+	if of := within[*timedWriter](w); of != nil {
+		return of.answer()
 	}
+	return 0
 }
 
 // expire takes the writer away, and answers r, unless the handler has begun a response or returned.

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"io"
 	"net"
 	"net/http"
 )
@@ -15,6 +14,21 @@ type writer struct {
 	http.ResponseWriter
 	ctx    context.Context
 	status int // 0: none was begun
+	tail
+}
+
+// within returns the writer of a type that w is, or wraps; the zero value if there is none.
+func within[W http.ResponseWriter](w http.ResponseWriter) (found W) {
+	for {
+		switch of := w.(type) {
+		case W:
+			return of
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = of.Unwrap()
+		default:
+			return found
+		}
+	}
 }
 
 // Written reports whether a response was begun, or the connection taken over.
@@ -23,42 +37,42 @@ func (w *writer) Written() bool { return w.status != 0 }
 // Status is that of the response. Of one that is never begun net/http makes 200.
 func (w *writer) Status() int { return cmp.Or(w.status, http.StatusOK) }
 
-func (w *writer) begin(status int) { w.status = cmp.Or(w.status, status) }
-
-// tee is Exchange.Tee.
-func (w *writer) tee(wrap func(http.ResponseWriter) http.ResponseWriter) {
-	w.ResponseWriter = wrap(w.ResponseWriter)
+func (w *writer) begin(status int) {
+	if w.status != 0 {
+		return
+	}
+	if w.status = status; w.kept && hasBody(status) {
+		w.announced(w.Header().Get("Content-Length"))
+	}
 }
 
 // Unwrap is for http.ResponseController.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *writer) WriteHeader(status int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		w.begin(status)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
-func (w *writer) Write(p []byte) (int, error) {
-	w.begin(http.StatusOK)
-	return w.ResponseWriter.Write(p)
-}
-
-// ReadFrom lets the server send a file without copying it.
-func (w *writer) ReadFrom(r io.Reader) (int64, error) {
-	w.begin(http.StatusOK)
-	return io.Copy(w.ResponseWriter, r)
-}
-
 func (w *writer) Flush() { _ = w.FlushError() }
 
 func (w *writer) FlushError() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.begin(http.StatusOK)
+	w.drop()
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sendTail() // net/http forgets what it has buffered
+	w.drop()
 	conn, buf, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {
 		w.begin(http.StatusSwitchingProtocols)
@@ -75,4 +89,16 @@ func (w *writer) Push(path string, opts *http.PushOptions) error {
 		return pusher.Push(path, opts)
 	}
 	return http.ErrNotSupported
+}
+
+// closeNotify is http.CloseNotifier in terms of a ctx.
+func closeNotify(ctx context.Context) <-chan bool {
+	ch := make(chan bool, 1)
+	context.AfterFunc(ctx, func() { ch <- true })
+	return ch
+}
+
+// hasBody reports whether a response of that status can have a body.
+func hasBody(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified
 }

@@ -22,8 +22,8 @@ type Keyring = keyring.Keyring
 //
 // All processes that share the records need it, and the same keys under the same ids. A process
 // without it stores outcomes as they are, and cannot open sealed ones (ErrSealed). To switch it on,
-// give all processes the Keyring with AcceptUnsealed, and remove AcceptUnsealed when the longest
-// TTL has passed.
+// first give all processes the Keyring with AcceptUnsealed and no Current, which seals nothing; then
+// set Current; and remove AcceptUnsealed when the longest TTL has passed.
 func WithEncryption(keys Keyring) Option {
 	keys = keyring.Clone(keys) // the Option may be used long after
 	return func(s *Store) (err error) {

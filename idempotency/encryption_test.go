@@ -109,6 +109,28 @@ func TestEncryption_IsSwitchedOn(t *testing.T) {
 	requireSealed(t, plain, fresh, `add key "k" to the Keyring`)
 }
 
+// Replicas of each deployment run beside those of the one before, and each opens what the other has stored.
+func TestEncryption_IsSwitchedOnByDeployments(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		keys := map[string][]byte{"k": key('k')}
+		old, rdb := newStore(t, env)
+		known, _ := newStore(t, env, idempotency.WithEncryption(idempotency.Keyring{Keys: keys, AcceptUnsealed: true}))
+		seals, _ := newStore(t, env, idempotency.WithEncryption(idempotency.Keyring{Current: "k", Keys: keys, AcceptUnsealed: true}))
+		strict, _ := newStore(t, env, idempotency.WithEncryption(ring("k", keys)))
+		for i, pair := range [][2]*idempotency.Store{{old, known}, {known, seals}, {seals, strict}} {
+			for j, s := range pair {
+				w := finished(t, s, fmt.Sprintf("%d-%d", i, j))
+				requireOpens(t, pair[0], w)
+				requireOpens(t, pair[1], w)
+			}
+		}
+		stored := func(name string) string { return rdb.HGet(t.Context(), env.Prefix+":idem{}:"+name, "outcome").Val() }
+		require.Equal(t, "secret", stored("0-1"), "keys that are known seal nothing yet")
+		require.NotEmpty(t, stored("1-1"))
+		require.NotContains(t, stored("1-1"), "secret")
+	})
+}
+
 func TestEncryption_BindsAnOutcomeToItsRecord(t *testing.T) {
 	env := redistest.Embedded(t)
 	s, rdb := newStore(t, env, idempotency.WithEncryption(ring("k", map[string][]byte{"k": key('k')})))

@@ -21,13 +21,8 @@ import (
 
 // While somebody else works on the order, the service parks a request with 202. Its client has the response of the replay.
 func ExampleNew() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	url, locker, stop := shipping(rdb)
 	defer stop()
 

@@ -2,6 +2,7 @@ package lockclient_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -73,6 +74,7 @@ type answer struct {
 	header http.Header
 	body   string
 	cut    bool // the connection is lost in the midst of the body
+	hangs  bool // the body stops in its midst
 }
 
 func newScript(answers ...answer) *script {
@@ -99,6 +101,9 @@ func newScript(answers ...answer) *script {
 		if a.cut {
 			content = io.MultiReader(strings.NewReader(a.body[:len(a.body)/2]), iotest.ErrReader(io.ErrUnexpectedEOF))
 		}
+		if a.hangs {
+			content = io.MultiReader(strings.NewReader(a.body[:len(a.body)/2]), endless{r.Context()})
+		}
 		return &http.Response{
 			StatusCode: a.status, Status: fmt.Sprint(a.status, " ", http.StatusText(a.status)), Header: header, Request: r,
 			Body: io.NopCloser(content), ContentLength: int64(len(a.body)),
@@ -123,6 +128,14 @@ func (a answer) with(name, value string) answer {
 	a.header = a.header.Clone()
 	a.header.Set(name, value)
 	return a
+}
+
+// endless is a body of which nothing comes any more.
+type endless struct{ ctx context.Context }
+
+func (e endless) Read([]byte) (int, error) {
+	<-e.ctx.Done()
+	return 0, e.ctx.Err()
 }
 
 // short returns the answer as it comes when the connection is lost in the midst of it.

@@ -71,10 +71,11 @@ func cut(resp *http.Response) bool {
 func document(resp *http.Response, mediaType string) (content []byte, err error) {
 	if got, _, bad := mime.ParseMediaType(resp.Header.Get("Content-Type")); bad == nil && got == mediaType {
 		content, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument))
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
+		whole := &body{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body, func() {}}
+		if b, ok := resp.Body.(*body); ok {
+			whole.cancel = b.cancel
+		}
+		resp.Body = whole
 	}
 	return content, err
 }

@@ -127,10 +127,7 @@ func (s *service) hold(t *testing.T) (release func()) {
 // start starts a worker that is stopped with the test. Its conflicts are not those of clients.
 func (s *service) start(t *testing.T) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(s.queue, s.Rival, httplock.Replay(s.router), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+	testbed.Work(t, s.queue, s.Rival, httplock.Replay(s.router), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
 }
 
 // send sends a request by the client, in the background.

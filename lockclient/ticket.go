@@ -53,11 +53,13 @@ func (e *TicketError) Unwrap() error { return e.Err }
 // follow asks for the ticket of a parked request until it has ended, and returns the stored response. Any other 202 it
 // returns as it is.
 func (t *Transport) follow(r *http.Request, receipt *http.Response, until time.Time) (*http.Response, error) {
+	read := cancelAt(receipt, until)
 	at, ticket := ticketOf(r, receipt)
+	read()
 	if at == nil {
 		return receipt, nil
 	}
-	discard(receipt.Body)
+	_ = receipt.Body.Close() // it was read to its end
 	ctx, cancel := context.WithDeadline(r.Context(), until)
 	defer cancel()
 	wait := longPoll
@@ -167,6 +169,7 @@ func (t *Transport) result(r *http.Request, at *url.URL, location string, until 
 		return nil, ticket
 	}
 	if resp.StatusCode == http.StatusNotFound {
+		defer cancelAt(resp, until)()
 		if kind, _ := problemOf(resp); kind == "no-such-ticket" {
 			discard(resp.Body)
 			ticket.Err = errors.New("its result is gone")

@@ -1,6 +1,7 @@
 package lockclient
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	mathrand "math/rand/v2"
 	"net/http"
+	"slices"
 	"time"
 )
 
@@ -47,8 +49,8 @@ func WithMaxAttempts(n int) Option {
 	}
 }
 
-// WithMaxWait sets for how long after its first attempt a request is sent again, and its ticket is followed. An attempt
-// that is under way then goes on. The request's context may end all of it earlier. Default [DefaultMaxWait].
+// WithMaxWait sets for how long after its first attempt a request is sent again, its ticket is followed, and a refusal or a
+// receipt is read, if it came in time: the last one is read for a second. An attempt whose response has not begun by then goes on. The request's context may end all of it earlier. Default [DefaultMaxWait].
 func WithMaxWait(d time.Duration) Option {
 	return func(t *Transport) error {
 		if d <= 0 {
@@ -97,11 +99,12 @@ func (t *Transport) CloseIdleConnections() {
 // answered with, or a [TicketError]. When r may not be sent again, or the time is over, it returns the last response or error.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.makeKeys && (r.Method == http.MethodPost || r.Method == http.MethodPatch) && r.Header.Get(idempotencyKey) == "" {
+		key := keyBefore(r)
 		r = r.Clone(r.Context())
 		if r.Header == nil {
 			r.Header = http.Header{}
 		}
-		r.Header.Set(idempotencyKey, rand.Text())
+		r.Header.Set(idempotencyKey, cmp.Or(key, rand.Text()))
 	}
 	until := time.Now().Add(t.maxWait)
 	resp, err := t.send(r, until, refusals)
@@ -111,18 +114,33 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.follow(r, resp, until)
 }
 
+// keyBefore returns the key that was made for a request whose redirect r follows: it is the same request.
+func keyBefore(r *http.Request) string {
+	if r.Response == nil || r.Response.Request == nil || r.Response.Request.Method != r.Method {
+		return ""
+	}
+	return r.Response.Request.Header.Get(idempotencyKey)
+}
+
 // send sends r, and waits and sends it again for as long as its connection is lost or a response of one of the statuses says when
 // to try again.
 func (t *Transport) send(r *http.Request, until time.Time, statuses []int) (*http.Response, error) {
 	ctx := r.Context()
 	for attempt := 1; ; attempt++ {
-		resp, err := t.base.RoundTrip(r)
+		resp, err := t.attempt(r)
 		if attempt == t.maxAttempts || !repeatable(r) {
 			return resp, err
 		}
 		after, ok := backoff(attempt), true
-		if err == nil && !cut(resp) {
-			after, ok = refusedFor(resp, statuses)
+		if err == nil {
+			if !slices.Contains(documents, resp.StatusCode) {
+				return resp, nil
+			}
+			read := cancelAt(resp, until)
+			if !cut(resp) {
+				after, ok = refusedFor(resp, statuses)
+			}
+			read()
 		}
 		if !ok {
 			return resp, err
@@ -131,7 +149,9 @@ func (t *Transport) send(r *http.Request, until time.Time, statuses []int) (*htt
 			return resp, err
 		}
 		if resp != nil {
+			closed := cancelAt(resp, until)
 			discard(resp.Body)
+			closed()
 		}
 		if err := sleep(ctx, after+jitter(attempt, after, room(ctx, until)-after)); err != nil {
 			return nil, err
@@ -142,13 +162,58 @@ func (t *Transport) send(r *http.Request, until time.Time, statuses []int) (*htt
 	}
 }
 
+// attempt sends r once. What is read of the response can be given up.
+func (t *Transport) attempt(r *http.Request) (*http.Response, error) {
+	if r.Header.Get("Upgrade") != "" { // such a body is written to as well
+		return t.base.RoundTrip(r)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	resp, err := t.base.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	resp.Request = r
+	resp.Body = &body{resp.Body, resp.Body, cancel}
+	return resp, nil
+}
+
+// body is that of a response.
+type body struct {
+	io.Reader
+	io.Closer
+	cancel context.CancelFunc // ends what is read of it
+}
+
+func (b *body) Close() error {
+	defer b.cancel() // afterwards: what was read to its end leaves a connection that can be used again
+	return b.Closer.Close()
+}
+
+// documents are the statuses of refusals and receipts.
+var documents = append(slices.Clone(refusals), http.StatusAccepted)
+
+// readTime is how long a response that has begun is read at least.
+const readTime = time.Second
+
+// cancelAt has what is read of a response fail from a time on, unless done is called before.
+func cancelAt(resp *http.Response, until time.Time) (done func()) {
+	b, ok := resp.Body.(*body)
+	if !ok {
+		return func() {}
+	}
+	timer := time.AfterFunc(max(time.Until(until), readTime), b.cancel)
+	return func() { timer.Stop() }
+}
+
 // repeatable reports whether r does no harm twice, and can be sent twice.
 func repeatable(r *http.Request) bool {
 	if r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
 		return false
 	}
 	switch r.Method {
-	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete,
+		"QUERY", "PROPFIND", "REPORT", "SEARCH":
 		return true
 	}
 	return r.Header.Get(idempotencyKey) != ""

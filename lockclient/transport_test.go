@@ -241,6 +241,64 @@ func TestTransport_MakesIdempotencyKeys(t *testing.T) {
 	require.Equal(t, "mine", base.requests[0].Header.Get("Idempotency-Key"))
 }
 
+// A redirect asks for the same request at another place: http.Client makes a new one, without the key that was made.
+func TestTransport_KeepsTheKeyOverRedirects(t *testing.T) {
+	for status, same := range map[int]bool{http.StatusTemporaryRedirect: true, http.StatusPermanentRedirect: true, http.StatusSeeOther: false} {
+		to := answer{status: status, header: http.Header{"Location": {"/elsewhere"}}}
+		base := newScript(conflict, to, to, conflict, done)
+		client := &http.Client{Transport: newTransport(t, base, lockclient.WithIdempotencyKeys())}
+		synctest.Test(t, func(t *testing.T) {
+			resp, err := client.Do(request(t, http.MethodPost, orders, "b"))
+			require.NoError(t, err)
+			require.Equal(t, "done", read(t, resp))
+		})
+		first := base.requests[0].Header.Get("Idempotency-Key")
+		require.Len(t, first, 26)
+		for _, r := range base.requests[2:] {
+			require.Equal(t, same, r.Header.Get("Idempotency-Key") == first, "%d: %s", status, r.Method)
+		}
+	}
+}
+
+// What is read of a response to see whether it is perkey's is given up when the time is over.
+func TestTransport_ABodyThatHangsEndsWithTheTime(t *testing.T) {
+	const most = 5 * time.Second
+	for name, first := range map[string]answer{"a refusal": conflict, "a receipt": parked} {
+		for _, method := range []string{http.MethodPut, http.MethodPost} {
+			synctest.Test(t, func(t *testing.T) {
+				first.hangs = true
+				began := time.Now()
+				resp, err := newTransport(t, newScript(first), lockclient.WithMaxWait(most)).RoundTrip(request(t, method, orders, "b"))
+				require.LessOrEqual(t, time.Since(began), most, name)
+				require.NoError(t, err)
+				if method == http.MethodPut || first.status == http.StatusAccepted {
+					_, err = io.ReadAll(resp.Body)
+					require.ErrorIs(t, err, context.Canceled, name)
+				}
+				require.NoError(t, resp.Body.Close())
+			})
+		}
+	}
+}
+
+// A response that begins when the time is over is the caller's, whole.
+func TestTransport_AResponseThatComesLateIsRead(t *testing.T) {
+	for _, late := range []answer{conflict, done} {
+		synctest.Test(t, func(t *testing.T) {
+			base := newScript(late)
+			send := base.send
+			base.send = func(r *http.Request) (*http.Response, error) {
+				time.Sleep(10 * time.Second)
+				return send(r)
+			}
+			resp, err := newTransport(t, base, lockclient.WithMaxWait(5*time.Second)).RoundTrip(request(t, http.MethodPut, orders, "b"))
+			require.NoError(t, err)
+			time.Sleep(10 * time.Second)
+			require.Equal(t, late.body, read(t, resp))
+		})
+	}
+}
+
 func TestNew_TellsOfMistakes(t *testing.T) {
 	for name, opt := range map[string]lockclient.Option{
 		"WithMaxAttempts(0)": lockclient.WithMaxAttempts(0), "WithMaxAttempts(-1)": lockclient.WithMaxAttempts(-1),

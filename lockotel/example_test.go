@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 
-	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -26,7 +25,7 @@ import (
 
 // A request whose order is held is parked. The span of its run is linked to that of its request.
 func Example() {
-	rdb, closeAll := connect() // a client of your Redis
+	rdb, closeAll := embedded.Connect() // a client of your Redis
 	defer closeAll()
 	ctx := context.Background()
 	recorder := tracetest.NewSpanRecorder() // yours has an exporter
@@ -112,16 +111,5 @@ func show(spans []sdk.ReadOnlySpan) {
 func check(err error) {
 	if err != nil {
 		log.Fatal(err)
-	}
-}
-
-// connect returns a client of an embedded Redis, which stands in for yours.
-func connect() (rdb *redis.Client, closeAll func()) {
-	server, err := embedded.Start()
-	check(err)
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() {
-		_ = rdb.Close()
-		server.Close()
 	}
 }

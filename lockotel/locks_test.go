@@ -90,11 +90,12 @@ type waits chan struct{}
 
 func (w waits) OnWaiting(context.Context, core.Waiting) { w <- struct{}{} }
 
-func (waits) OnOutcome(context.Context, core.Outcome)   {}
-func (waits) OnReleased(context.Context, core.Released) {}
-func (waits) OnLost(context.Context, core.Lost)         {}
-func (waits) OnRenewed(context.Context, core.Renewed)   {}
-func (waits) OnWarning(context.Context, core.Warning)   {}
+func (waits) OnOutcome(context.Context, core.Outcome)     {}
+func (waits) OnReleased(context.Context, core.Released)   {}
+func (waits) OnLost(context.Context, core.Lost)           {}
+func (waits) OnUnclaimed(context.Context, core.Unclaimed) {}
+func (waits) OnRenewed(context.Context, core.Renewed)     {}
+func (waits) OnWarning(context.Context, core.Warning)     {}
 
 // TestLocks_EachOutcomeThatIsNotAtOnce is long since most of it is a table.
 func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
@@ -106,10 +107,8 @@ func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
 		rdb := env.Client(t)
 		l := testbed.NewLocker(t, rdb, prefix, observer, core.WithMaxWaiters(1, 1))
 		rival := testbed.NewLocker(t, rdb, prefix)
-		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithReservationWindow(0))
-		require.NoError(t, err)
-		held, err := rival.TryAcquire(t.Context(), "held")
-		require.NoError(t, err)
+		queue := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithReservationWindow(0))
+		held := testbed.Take(t, rival, "held")
 		t.Cleanup(func() { _ = held.Release(context.Background()) })
 		closed := testbed.NewLocker(t, rdb, prefix, observer)
 		require.NoError(t, closed.Close())
@@ -358,8 +357,7 @@ func TestLocks_NoProvider(t *testing.T) {
 			queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix),
 				delayqueue.WithReservationWindow(0), delayqueue.WithQueueObserver(lockotel.Queues(nil, opts...)))
 			require.NoError(t, err)
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k")
 			_, err = l.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, core.ErrConflict)
 			err = l.Guard(delayqueue.Policy(queue)).Do(t.Context(), parkable("k"), nothing)
@@ -461,16 +459,18 @@ func TestLocks_TellsTheNext(t *testing.T) {
 	o.OnWaiting(ctx, core.Waiting{})
 	o.OnReleased(ctx, core.Released{})
 	o.OnLost(ctx, core.Lost{})
+	o.OnUnclaimed(ctx, core.Unclaimed{})
 	o.OnRenewed(ctx, core.Renewed{})
 	o.OnWarning(ctx, core.Warning{})
-	require.Equal(t, told(6), next)
+	require.Equal(t, told(7), next)
 }
 
 type told int
 
-func (n *told) OnOutcome(context.Context, core.Outcome)   { *n++ }
-func (n *told) OnWaiting(context.Context, core.Waiting)   { *n++ }
-func (n *told) OnReleased(context.Context, core.Released) { *n++ }
-func (n *told) OnLost(context.Context, core.Lost)         { *n++ }
-func (n *told) OnRenewed(context.Context, core.Renewed)   { *n++ }
-func (n *told) OnWarning(context.Context, core.Warning)   { *n++ }
+func (n *told) OnOutcome(context.Context, core.Outcome)     { *n++ }
+func (n *told) OnWaiting(context.Context, core.Waiting)     { *n++ }
+func (n *told) OnReleased(context.Context, core.Released)   { *n++ }
+func (n *told) OnLost(context.Context, core.Lost)           { *n++ }
+func (n *told) OnUnclaimed(context.Context, core.Unclaimed) { *n++ }
+func (n *told) OnRenewed(context.Context, core.Renewed)     { *n++ }
+func (n *told) OnWarning(context.Context, core.Warning)     { *n++ }

@@ -37,11 +37,8 @@ func newQueue(t testing.TB, env *redistest.Env, tr tracing, opts ...delayqueue.O
 // work starts a worker that is stopped with the test.
 func work(t testing.TB, tr tracing, queue *delayqueue.Queue, l *core.Locker, h delayqueue.Handler) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(queue, l, h, delayqueue.WithMiddleware(lockotel.Middleware("ship", tr.option())),
+	testbed.Work(t, queue, l, h, delayqueue.WithMiddleware(lockotel.Middleware("ship", tr.option())),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	t.Cleanup(func() { _ = w.Stop(context.Background()) })
 }
 
 // named are the spans of a name that have ended.
@@ -163,8 +160,7 @@ func TestQueues_EachEndOfACallToStoreAJob(t *testing.T) {
 		cancel()
 		late, end := context.WithTimeout(t.Context(), 0)
 		defer end()
-		dead, err := delayqueue.New(testbed.FragileClient(t, "127.0.0.1:1"), "ship", delayqueue.WithQueueObserver(lockotel.Queues(nil, tr.option())))
-		require.NoError(t, err)
+		dead := testbed.NewQueue(t, testbed.FragileClient(t, "127.0.0.1:1"), "ship", delayqueue.WithQueueObserver(lockotel.Queues(nil, tr.option())))
 		for _, c := range []struct {
 			ctx   context.Context
 			queue *delayqueue.Queue

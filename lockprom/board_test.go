@@ -39,6 +39,7 @@ var board = []struct {
 		{"Leases held", "short", "Leases held now.", []query{{`sum by (name) (perkey_lock_held{name=~"$name"})`, "{{name}}"}}},
 		{"Leases lost", "short", "Leases that ended before their release.", []query{{`sum by (name, cause) (increase(perkey_lock_lost_total{name=~"$name"}[$__rate_interval]))`, "{{name}} {{cause}}"}}},
 		{"Releases that did not reach Redis", "short", "Their keys stay held until their leases end.", []query{{`sum by (name) (increase(perkey_lock_unreleased_total{name=~"$name"}[$__rate_interval]))`, "{{name}}"}}},
+		{"Grants that nobody took", "percentunit", "They came after their calls had left, of all grants: Redis is slower than callers wait.", []query{{`sum(rate(perkey_lock_unclaimed_total[$__rate_interval])) / (sum(rate(perkey_lock_unclaimed_total[$__rate_interval])) + sum(rate(perkey_lock_calls_total{outcome="acquired"}[$__rate_interval])))`, ""}}},
 		{"Warnings", "short", "Servers and queues that it is warned of now.", []query{{`max by (source, kind) (perkey_warning)`, "{{source}}: {{kind}}"}}},
 	}},
 	{"Renewals", []panel{

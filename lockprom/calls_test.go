@@ -35,10 +35,7 @@ type calls struct {
 
 func (c *calls) locker(opts ...core.Option) *core.Locker {
 	c.Helper()
-	l, err := core.New(c.rdb, append([]core.Option{core.WithPrefix(c.env.Prefix), core.WithObserver(core.NopObserver{})}, opts...)...)
-	require.NoError(c, err)
-	c.Cleanup(func() { _ = l.Close() })
-	return l
+	return testbed.NewLocker(c, c.rdb, append([]core.Option{core.WithPrefix(c.env.Prefix), core.WithObserver(core.NopObserver{})}, opts...)...)
 }
 
 func (c *calls) hold(l *core.Locker, key string) (release func()) {
@@ -125,9 +122,7 @@ func (c *calls) forKeys() {
 
 func (c *calls) queue(rdb *redis.Client, name string, opts ...delayqueue.Option) *delayqueue.Queue {
 	c.Helper()
-	q, err := delayqueue.New(rdb, name, append(opts, delayqueue.WithPrefix(c.env.Prefix), delayqueue.WithQueueObserver(c.recorder.Queues(delayqueue.NopObserver{})))...)
-	require.NoError(c, err)
-	return q
+	return testbed.NewQueue(c, rdb, name, append(opts, delayqueue.WithPrefix(c.env.Prefix), delayqueue.WithQueueObserver(c.recorder.Queues(delayqueue.NopObserver{})))...)
 }
 
 func (c *calls) enqueue(ctx context.Context, q *delayqueue.Queue, job delayqueue.Job, kind delayqueue.EnqueueKind, want error) string {
@@ -140,11 +135,7 @@ func (c *calls) enqueue(ctx context.Context, q *delayqueue.Queue, job delayqueue
 
 func (c *calls) worker(q *delayqueue.Queue, h delayqueue.Handler, opts ...delayqueue.WorkerOption) *delayqueue.Worker {
 	c.Helper()
-	w, err := delayqueue.NewWorker(q, c.locker(), h, append(opts, delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(quiet()))...)
-	require.NoError(c, err)
-	require.NoError(c, w.Start())
-	c.Cleanup(func() { _ = w.Stop(context.Background()) })
-	return w
+	return testbed.Work(c, q, c.locker(), h, append(opts, delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(quiet()))...)
 }
 
 func (c *calls) toQueues() {
@@ -231,7 +222,7 @@ func (c *calls) lateClaims() {
 		<-block
 		c.add(events, "late", string(delayqueue.OutcomeLate))
 		return delayqueue.SkipRetry(errors.New("oops"))
-	}, delayqueue.WithClaimLease(time.Hour), delayqueue.WithConcurrency(1))
+	}, delayqueue.WithClaimLease(20*time.Minute), delayqueue.WithConcurrency(1))
 	id := c.enqueue(ctx, q, delayqueue.Job{}, delayqueue.EnqueueStored, nil)
 	<-started
 	require.NoError(c, c.rdb.ZAdd(ctx, c.env.Prefix+":queue:{late}:w", redis.Z{Member: id + " "}).Err())

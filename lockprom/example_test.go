@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
@@ -19,7 +18,7 @@ import (
 )
 
 func Example() {
-	rdb, closeAll := connect() // a client of your Redis
+	rdb, closeAll := embedded.Connect() // a client of your Redis
 	defer closeAll()
 	ctx := context.Background()
 
@@ -58,17 +57,4 @@ func Example() {
 	// <nil>
 	// perkey_lock_held{name="pay"} 1
 	// perkey_queue_due{queue="ship"} 1
-}
-
-// connect returns a client of an embedded Redis, which stands in for yours.
-func connect() (rdb *redis.Client, closeAll func()) {
-	server, err := embedded.Start()
-	if err != nil {
-		panic(err)
-	}
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() {
-		_ = rdb.Close()
-		server.Close()
-	}
 }

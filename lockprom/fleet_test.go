@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/lockprom"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -25,8 +26,7 @@ func process(t *testing.T, rdb *redis.Client, prefix, key string) (end func()) {
 	recorder := ops.NewRecorder()
 	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(recorder.Locks(core.NopObserver{})))
 	require.NoError(t, err)
-	_, err = locker.TryAcquire(t.Context(), key)
-	require.NoError(t, err)
+	testbed.Take(t, locker, key)
 	_, err = locker.TryAcquire(t.Context(), key)
 	require.ErrorIs(t, err, core.ErrConflict)
 	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(10*time.Second))
@@ -42,10 +42,8 @@ func TestFleet_ExportsTheTable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		for _, name := range []string{"ship", "mail"} {
-			queue, err := delayqueue.New(rdb, name, delayqueue.WithPrefix(env.Prefix))
-			require.NoError(t, err)
-			_, err = queue.Enqueue(t.Context(), delayqueue.Job{ID: "secret-ticket", Key: "secret-key", Principal: "secret-user"})
-			require.NoError(t, err)
+			queue := testbed.NewQueue(t, rdb, name, delayqueue.WithPrefix(env.Prefix))
+			testbed.Enqueue(t, queue, delayqueue.Job{ID: "secret-ticket", Key: "secret-key", Principal: "secret-user"})
 		}
 		endFirst, endSecond := process(t, rdb, env.Prefix, "secret-1"), process(t, rdb, env.Prefix, "secret-2")
 		defer endFirst()
@@ -107,10 +105,8 @@ func TestFleet_AnswersWithoutRedis(t *testing.T) {
 	t.Parallel()
 	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
-		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		_, err = queue.Enqueue(t.Context(), delayqueue.Job{})
-		require.NoError(t, err)
+		queue := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix(env.Prefix))
+		testbed.Enqueue(t, queue, delayqueue.Job{})
 		collector := lockprom.NewFleet(rdb, env.Prefix)
 		assert.Contains(t, scrape(t, collector), "perkey_fleet_up 1\n")
 		env.FallSilent()

@@ -30,6 +30,8 @@
 // 042, and fails the test if two of them run at once: a service to which both are one order must
 // make one key of them.
 //
+// RequireGuardWaits finds a time-out behind a route's guard, which lets its handler run on without its key.
+//
 // Policy is a core.ConflictPolicy that returns given decisions, and records the conflicts.
 //
 // # Which Redis

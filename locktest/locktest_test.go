@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/reservation"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/locktest"
 	"github.com/perkey-go/perkey/retry"
 )
@@ -31,8 +32,7 @@ func TestHold_IsAConflictUntilReleased(t *testing.T) {
 		release()
 		release()
 		redis.RequireFree(t, "k")
-		lease, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, "k")
 		redis.RequireHeld(t, "k")
 		require.NoError(t, lease.Release(t.Context()))
 	})
@@ -42,14 +42,12 @@ func TestHold_TakesTheModeOfItsOptionsAndWaits(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
 		redis.Hold(t, "k", core.Shared())
-		lease, err := locker.TryAcquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		_, err = locker.TryAcquire(t.Context(), "k")
+		lease := testbed.Take(t, locker, "k", core.Shared())
+		_, err := locker.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, lease.Release(t.Context()))
 
-		lease, err = locker.TryAcquire(t.Context(), "other")
-		require.NoError(t, err)
+		lease = testbed.Take(t, locker, "other")
 		go func() {
 			redis.RequireWaiting(t, "other")
 			_ = lease.Release(context.Background())
@@ -75,17 +73,15 @@ func TestHold_EndsWithTheTest(t *testing.T) {
 func TestSteal_EndsTheHoldersContext(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
-		lease, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, "k")
 		release := redis.Steal(t, "k")
 		redis.RequireHeld(t, "k")
 		locktest.RequireLost(t, lease.Context())
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
-		_, err = locker.TryAcquire(t.Context(), "k")
+		_, err := locker.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict, "the thief has it")
 		release()
-		next, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		next := testbed.Take(t, locker, "k")
 		require.Greater(t, next.Fence(), lease.Fence())
 		require.NoError(t, next.Release(t.Context()))
 		redis.RequireFree(t, "k")
@@ -96,8 +92,7 @@ func TestSteal_HoldsTheKeyBeforeThoseThatWait(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		var readers []*core.Lease
 		for _, locker := range []*core.Locker{redis.Locker(t), redis.Locker(t)} {
-			lease, err := locker.TryAcquire(t.Context(), "k", core.Shared())
-			require.NoError(t, err)
+			lease := testbed.Take(t, locker, "k", core.Shared())
 			readers = append(readers, lease)
 		}
 		waiter := redis.Locker(t)
@@ -128,16 +123,14 @@ func TestSteal_HoldsTheKeyBeforeThoseThatWait(t *testing.T) {
 func TestSteal_LeavesAReservationForParkedWork(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		locker := redis.Locker(t)
-		lease, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		_, err = reservations.Reserve(t.Context(), locker, "k", time.Minute)
+		lease := testbed.Take(t, locker, "k")
+		_, err := reservations.Reserve(t.Context(), locker, "k", time.Minute)
 		require.NoError(t, err)
 		redis.Steal(t, "k")()
 		locktest.RequireLost(t, lease.Context())
 		_, err = locker.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict)
-		parked, err := locker.TryAcquire(t.Context(), "k", reservations.Reserved(time.Second))
-		require.NoError(t, err)
+		parked := testbed.Take(t, locker, "k", reservations.Reserved(time.Second))
 		require.NoError(t, parked.Release(t.Context()))
 	})
 }
@@ -145,14 +138,11 @@ func TestSteal_LeavesAReservationForParkedWork(t *testing.T) {
 func TestExpire_HandsTheKeyOnAndItsHolderFindsOut(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		dead, other := redis.Locker(t, core.WithTTL(time.Second)), redis.Locker(t)
-		lease, err := dead.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		bystander, err := dead.TryAcquire(t.Context(), "bystander")
-		require.NoError(t, err)
+		lease := testbed.Take(t, dead, "k")
+		bystander := testbed.Take(t, dead, "bystander")
 		redis.Expire(t, "k")
 		redis.RequireFree(t, "k")
-		next, err := other.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		next := testbed.Take(t, other, "k")
 		require.Greater(t, next.Fence(), lease.Fence())
 		locktest.RequireLost(t, lease.Context())
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
@@ -186,8 +176,7 @@ func TestExpire_EndsAllLeasesOfAKey(t *testing.T) {
 func TestRedis_TimeCanBeSetForward(t *testing.T) {
 	redis := locktest.New(t)
 	locker := redis.Locker(t)
-	lease, err := locker.TryAcquire(t.Context(), "k", core.FixedLease(time.Hour))
-	require.NoError(t, err)
+	lease := testbed.Take(t, locker, "k", core.FixedLease(time.Hour))
 	fence := lease.Fence()
 	require.NoError(t, lease.Extend(t.Context(), time.Hour)) // at first it lasts 10 s
 	require.NoError(t, redis.Client().Set(t.Context(), "theirs", "x", time.Hour).Err())
@@ -206,19 +195,17 @@ func TestRedis_TimeCanBeSetForward(t *testing.T) {
 func TestDown_EndsAtUp(t *testing.T) {
 	redis := locktest.New(t)
 	locker := redis.Locker(t, core.WithTTL(time.Second))
-	lease, err := locker.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, locker, "k")
 	require.NoError(t, redis.Client().Set(t.Context(), "theirs", "x", 0).Err())
 	up := redis.Down(t)
-	_, err = redis.Locker(t).TryAcquire(t.Context(), "other")
+	_, err := redis.Locker(t).TryAcquire(t.Context(), "other")
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	locktest.RequireLost(t, lease.Context())
 	up()
 	up()
 	require.NoError(t, redis.Client().Get(t.Context(), "theirs").Err())
 	redis.RequireFree(t, "k")
-	lease, err = locker.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease = testbed.Take(t, locker, "k")
 	require.NoError(t, lease.Release(t.Context()))
 }
 
@@ -291,11 +278,8 @@ func TestRedis_APrefixIsOneOfItsOwn(t *testing.T) {
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
 	shop, other := locktest.On(t, rdb, locktest.WithPrefix("shop")), locktest.On(t, rdb)
-	locker, err := core.New(rdb, core.WithPrefix("shop"))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	lease, err := locker.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	locker := testbed.NewLocker(t, rdb, core.WithPrefix("shop"))
+	lease := testbed.Take(t, locker, "k")
 	shop.RequireHeld(t, "k")
 	other.RequireFree(t, "k")
 	shop.Expire(t, "k")
@@ -308,10 +292,8 @@ func TestAddr_IsForClientsOfTheService(t *testing.T) {
 	rdb := goredis.NewClient(&goredis.Options{Addr: redis.Addr()})
 	t.Cleanup(func() { _ = rdb.Close() })
 	redis.Hold(t, "k")
-	locker, err := core.New(rdb)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	_, err = locker.TryAcquire(t.Context(), "k")
+	locker := testbed.NewLocker(t, rdb)
+	_, err := locker.TryAcquire(t.Context(), "k")
 	require.ErrorIs(t, err, core.ErrConflict)
 	require.Empty(t, locktest.On(t, rdb).Addr())
 	require.Same(t, rdb, locktest.On(t, rdb).Client())

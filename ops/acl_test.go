@@ -10,6 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -46,9 +47,7 @@ func tellAndWatch(t *testing.T, admin redis.UniversalClient, client func(user st
 	}
 	recorder := ops.NewRecorder()
 	observer := recorder.Locks(nil)
-	locker, err := core.New(admin)
-	require.NoError(t, err)
-	defer func() { _ = locker.Close() }()
+	locker := testbed.NewLocker(t, admin)
 	beacon := startBeacon(t, client("teller"), recorder, locker)
 	reader := client("reader")
 	redistest.Eventually(t, func() bool { return len(readFleet(t, reader, "").Processes) == 1 }, "it is told")
@@ -83,9 +82,7 @@ func TestACL_ABeaconThatMayNotPublishTells(t *testing.T) {
 	redistest.AddUser(t, admin, "mute", rights)
 	rdb := redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "mute", Password: redistest.Password})
 	recorder := ops.NewRecorder()
-	locker, err := core.New(admin)
-	require.NoError(t, err)
-	defer func() { _ = locker.Close() }()
+	locker := testbed.NewLocker(t, admin)
 	startBeacon(t, rdb, recorder, locker)
 	startWatch(t, admin, "", ops.Watched{Key: "k"})
 	redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is watched")

@@ -292,7 +292,7 @@ func (b *Beacon) payload() ([]byte, error) {
 	e := newEntry(b.recorder.Snapshot(), local, workers)
 	fixed := b.entry
 	fixed.At, fixed.Since, fixed.Held, fixed.Waiting = e.At, e.Since, e.Held, e.Waiting
-	fixed.Bounds, fixed.Renewals, fixed.lists = e.Bounds, e.Renewals, e.lists
+	fixed.Bounds, fixed.Unclaimed, fixed.Renewals, fixed.lists = e.Bounds, e.Unclaimed, e.Renewals, e.lists
 	fixed.Idempotency, fixed.Config = e.Idempotency, e.Config
 	return fixed.marshal(maxEntry)
 }

@@ -4,10 +4,11 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/keytext"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Event is something that happened in a process.
@@ -82,35 +83,21 @@ func (e Event) own(err error) Event {
 	}
 	e.Detail += safeError(err)
 	e.Key, e.Name, e.ID = strings.Clone(e.Key[:min(len(e.Key), core.MaxKeyLen)]), strings.Clone(shown(e.Name)), strings.Clone(shown(e.ID))
-	e.Queue, e.Detail = strings.Clone(shown(e.Queue)), strings.Clone(cut(e.Detail, maxDetail))
+	e.Queue, e.Detail = strings.Clone(shown(e.Queue)), strings.Clone(keytext.Cut(e.Detail, maxDetail))
 	e.Count = max(e.Count, 1)
 	return e
 }
 
 // shown is a name as it is shown.
-func shown(name string) string { return cut(name, maxLabel) }
+func shown(name string) string { return keytext.Cut(name, maxLabel) }
 
-// cut is the beginning of a text, as valid UTF-8.
-func cut(s string, most int) string {
-	if len(s) > most {
-		end := most
-		for end > most-utf8.UTFMax && !utf8.RuneStart(s[end]) {
-			end--
-		}
-		s = s[:end]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
-
-// safeError is an error's text. The error may be a user's, whose method panics.
+// safeError is an error's text. The error may be a user's, whose method panics or ends its goroutine.
 func safeError(err error) (text string) {
-	defer func() {
-		if recover() != nil {
-			text = "an error that cannot be shown"
-		}
-	}()
-	if err != nil {
-		text = err.Error()
+	if err == nil {
+		return ""
+	}
+	if !observing.Aside(func() { text = err.Error() }).Returned {
+		return "an error that cannot be shown"
 	}
 	return text
 }

@@ -254,6 +254,11 @@ func (f *findings) leases(fleet Fleet) {
 		found.about(late)
 	}
 	f.longHolds(fleet)
+	const byHand = "perkey show KEY, of keys that stay held."
+	if keys := f.facts.endless; known(f, keys, "endless", "", "Whether records have an expiry", byHand) && len(keys.Value) > 0 {
+		found := f.add("endless", SeverityAct, "", count(len(keys.Value), "key is", "keys are")+" held without an end, as the record has no expiry: its holder's next renewal heals that, else perkey unlock frees the key.")
+		found.about(keys.Value)
+	}
 }
 
 // about adds keys that are found.
@@ -334,6 +339,10 @@ func (f *findings) queue(fleet Fleet, name string, s delayqueue.Stats) {
 	}
 	if s.Paused {
 		f.add("paused", SeverityLook, name, fmt.Sprintf("Queue %s is paused.", name), Evidence{"until", s.PausedUntil.UTC().Format(time.DateTime) + " UTC", ""})
+	}
+	if s.ClockBack > clocksApart {
+		f.add("clocks", SeverityLook, name, fmt.Sprintf("The clock of Redis was set back while queue %s was in use.", name),
+			Evidence{"times of the queue are ahead by", brief(s.ClockBack), "at most " + brief(clocksApart)})
 	}
 	if s.Dead > 0 {
 		died := int64(0)

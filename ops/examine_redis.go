@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/keytext"
 )
 
 // servers judges each primary.
@@ -51,7 +52,7 @@ func (f *findings) away(addr string, err error) {
 	if _, said := errors.AsType[redis.Error](err); said {
 		does = " denies the request."
 	}
-	f.add("away", SeverityAct, addr, subject+does, Evidence{"the error", cut(safeError(err), maxDetail), "an answer within " + brief(serversTimeout)})
+	f.add("away", SeverityAct, addr, subject+does, Evidence{"the error", keytext.Cut(safeError(err), maxDetail), "an answer within " + brief(serversTimeout)})
 }
 
 func (f *findings) memory(fleet Fleet, s Server) {

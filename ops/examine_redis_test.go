@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -188,16 +190,18 @@ func TestExamine_RefusesWhatCannotWork(t *testing.T) {
 // The embedded Redis tells little of itself: what is not known is said, and nothing is made up.
 func TestExamine_WhatIsNotToldIsNotKnown(t *testing.T) {
 	t.Parallel()
-	env := redistest.Embedded(t)
-	rdb := env.Client(t)
-	all, err := ops.Examine(t.Context(), rdb, ops.ExamineOptions{Prefix: env.Prefix})
-	require.NoError(t, err)
-	for _, f := range all {
-		assert.Equal(t, ops.SeverityUnknown, f.Severity, "%+v", f)
-		assert.NotEmpty(t, f.ByHand)
-	}
-	assert.Equal(t, []string{"unknown fleet ", "unknown eviction " + env.Addr, "unknown persistence " + env.Addr, "unknown rights " + env.Addr},
-		found(t, rdb, ops.ExamineOptions{Prefix: env.Prefix}))
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { // a round trip takes no time
+		rdb := env.Client(t)
+		all, err := ops.Examine(t.Context(), rdb, ops.ExamineOptions{Prefix: env.Prefix})
+		require.NoError(t, err)
+		for _, f := range all {
+			assert.Equal(t, ops.SeverityUnknown, f.Severity, "%+v", f)
+			assert.NotEmpty(t, f.ByHand)
+		}
+		addr := rdb.Options().Addr
+		assert.Equal(t, []string{"unknown fleet ", "unknown eviction " + addr, "unknown persistence " + addr, "unknown rights " + addr},
+			found(t, rdb, ops.ExamineOptions{Prefix: env.Prefix}))
+	})
 }
 
 func TestExamine_ProcessesThatAreNotAlike(t *testing.T) {
@@ -226,9 +230,7 @@ func TestExamine_AQueue(t *testing.T) {
 	require.Empty(t, found(t, rdb, o, kinds...), "there is no queue")
 	recorder := ops.NewRecorder()
 	newQueue := func(opts ...delayqueue.Option) *delayqueue.Queue {
-		q, err := delayqueue.New(rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil))}, opts...)...)
-		require.NoError(t, err)
-		return q
+		return testbed.NewQueue(t, rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil))}, opts...)...)
 	}
 	q := newQueue(delayqueue.WithService("shop"), delayqueue.WithPartitions(1))
 	_, err := q.Enqueue(ctx, delayqueue.Job{ID: "m"})
@@ -243,11 +245,7 @@ func TestExamine_AQueue(t *testing.T) {
 
 	locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
 	work := func(q *delayqueue.Queue, h delayqueue.Handler) *delayqueue.Worker {
-		w, err := delayqueue.NewWorker(q, locker, h, discards)
-		require.NoError(t, err)
-		require.NoError(t, w.Start())
-		t.Cleanup(func() { _ = w.Stop(context.WithoutCancel(ctx)) })
-		return w
+		return testbed.Work(t, q, locker, h, discards)
 	}
 	fails := work(q, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("broken")) })
 	beacon := startBeacon(t, rdb, recorder, locker, ops.WithWorkers(fails))
@@ -270,12 +268,11 @@ func TestExamine_LeasesThatWereTaken(t *testing.T) {
 	env := redistest.Real(t)
 	recorder, o := ops.NewRecorder(), ops.ExamineOptions{Prefix: env.Prefix}
 	locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
-	lease, err := locker.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, locker, "k")
 	startBeacon(t, env.Client(t), recorder, locker)
 	redistest.Eventually(t, func() bool { return len(found(t, env.Client(t), o, "fleet")) == 0 }, "it is told")
 	require.Empty(t, found(t, env.Client(t), o, "lost", "forced", "renewals", "long_holds", "clocks", "stale"))
-	_, err = locker.ForceRelease(t.Context(), "k", lease.Fence())
+	_, err := locker.ForceRelease(t.Context(), "k", lease.Fence())
 	require.NoError(t, err)
 	redistest.Eventually(t, func() bool {
 		return slices.Equal(found(t, env.Client(t), o, "lost", "forced"), []string{"look forced "})
@@ -389,20 +386,62 @@ func TestExamine_CostsAHandfulOfCommands(t *testing.T) {
 	}, calls)
 }
 
+// A record that lost its expiry is found, whether calls wait for its key or are refused, until ForceRelease frees it.
+func TestExamine_ARecordWithoutAnExpiry(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb, recorder, o := env.Client(t), ops.NewRecorder(), ops.ExamineOptions{Prefix: env.Prefix}
+	locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
+	fences := map[string]int64{}
+	for _, key := range []string{"waited for", "refused", "not wanted", "as it should be"} {
+		lease, err := locker.TryAcquire(t.Context(), key)
+		require.NoError(t, err)
+		fences[key] = lease.Fence()
+		_, err = lease.Detach(t.Context()) // and nobody resumes it
+		require.NoError(t, err)
+		if key != "as it should be" {
+			require.NoError(t, rdb.Persist(t.Context(), env.Prefix+":lock{}:"+key).Err())
+		}
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	defer leave()
+	calls.Go(func() { _, _ = locker.Acquire(ctx, "waited for") })
+	calls.Go(func() { _, _ = locker.Acquire(ctx, "as it should be") })
+	for range 3 {
+		_, err := locker.TryAcquire(t.Context(), "refused")
+		require.ErrorIs(t, err, core.ErrConflict)
+	}
+	startBeacon(t, rdb, recorder, locker)
+	keys := func() (all []string) {
+		for _, f := range examine(t, rdb, o) {
+			if f.Kind == "endless" {
+				all = append(all, f.Keys...)
+			}
+		}
+		return all
+	}
+	redistest.Eventually(t, func() bool { return slices.Equal(keys(), []string{"waited for", "refused"}) }, "they are found")
+	for key, fence := range fences {
+		_, err := locker.ForceRelease(t.Context(), key, fence)
+		require.NoError(t, err)
+	}
+	require.Empty(t, keys())
+}
+
 // Work that is parked for a key makes a hold worth telling, though no call waits for it.
 func TestExamine_AHolderThatHangsWithParkedWork(t *testing.T) {
 	t.Parallel()
 	_, rdb := durableRedis(t)
-	q, err := delayqueue.New(rdb, "ship")
-	require.NoError(t, err)
+	q := testbed.NewQueue(t, rdb, "ship")
 	held := func(key string) {
 		tell(t, rdb, "perkey", "p", 0, fmt.Sprintf(`,"host":"h","leases":[{"key":%q,"fence":1,"held":61000000,"ttl":15000000,"remaining":14000000}]`, key))
 	}
 	held("order:1")
 	require.Empty(t, found(t, rdb, ops.ExamineOptions{}), "nobody wants it")
 	for range 12 {
-		_, err = q.Enqueue(t.Context(), delayqueue.Job{Key: "order:1"})
-		require.NoError(t, err)
+		testbed.Enqueue(t, q, delayqueue.Job{Key: "order:1"})
 	}
 	all := examine(t, rdb, ops.ExamineOptions{})
 	require.Len(t, all, 1, "%v", all)
@@ -412,4 +451,15 @@ func TestExamine_AHolderThatHangsWithParkedWork(t *testing.T) {
 	assert.Contains(t, fmt.Sprint(all[0].Evidence), "held by: h")
 	held("order:2")
 	require.Empty(t, found(t, rdb, ops.ExamineOptions{}), "the work is parked for another key")
+}
+
+func TestExamine_AClockThatWasSetBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.StartClocked(t, durable...)
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	q := testbed.NewQueue(t, rdb, "ship")
+	testbed.Enqueue(t, q, delayqueue.Job{})
+	require.Empty(t, found(t, rdb, ops.ExamineOptions{}, "clocks"))
+	server.SetClock(t, -time.Hour)
+	require.Equal(t, []string{"look clocks ship"}, found(t, rdb, ops.ExamineOptions{}, "clocks"))
 }

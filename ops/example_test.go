@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
@@ -20,7 +19,7 @@ import (
 )
 
 func Example() {
-	rdb, closeAll := connect() // a client of your Redis
+	rdb, closeAll := embedded.Connect() // a client of your Redis
 	defer closeAll()
 
 	recorder := ops.NewRecorder()
@@ -71,7 +70,7 @@ func Example() {
 
 // A process tells of itself, and an operator's program shows which keys all processes hold.
 func ExampleStartBeacon() {
-	rdb, closeAll := connect() // a client of your Redis
+	rdb, closeAll := embedded.Connect() // a client of your Redis
 	defer closeAll()
 
 	recorder := ops.NewRecorder()
@@ -108,7 +107,7 @@ func ExampleStartBeacon() {
 
 // An operator sees what happens to a key, in whatever process.
 func ExampleWatch() {
-	rdb, closeAll := connect() // a client of your Redis
+	rdb, closeAll := embedded.Connect() // a client of your Redis
 	defer closeAll()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -129,17 +128,6 @@ func ExampleWatch() {
 func must(err error) {
 	if err != nil {
 		panic(err)
-	}
-}
-
-// connect returns a client of an embedded Redis, which stands in for yours.
-func connect() (rdb *redis.Client, closeAll func()) {
-	server, err := embedded.Start()
-	must(err)
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() {
-		_ = rdb.Close()
-		server.Close()
 	}
 }
 

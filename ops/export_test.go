@@ -35,6 +35,11 @@ func (r *Recorder) Watches() int {
 	return 0
 }
 
+// Endless sets the keys whose records have no expiry, or why that is not known.
+func (f *Facts) Endless(at time.Time, err error, keys ...string) {
+	f.endless = Reading[[]string]{at, keys, err}
+}
+
 // ID is that of the watch in Redis.
 func (w *Watcher) ID() string { return w.watch.id }
 

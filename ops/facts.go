@@ -24,6 +24,7 @@ const (
 	factsTimeout   = 10 * time.Second
 	parkedTimeout  = 3 * time.Second
 	maxParked      = 10
+	maxMet         = 32
 	roundTrips     = 3
 )
 
@@ -34,6 +35,8 @@ type Facts struct {
 	Servers Reading[[]Server] // the primaries, in the order of their addresses
 	Fleet   Reading[Fleet]
 	Queues  Reading[[]QueueFacts]
+
+	endless Reading[[]string] // keys whose records have no expiry, of those that calls meet
 }
 
 // Reading is a value that was read, or why there is none.
@@ -123,6 +126,9 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 		f.Queues, queues = Reading[[]QueueFacts]{read.At, read.Value.facts, read.Err}, read.Value.queues
 	})
 	both.Wait()
+	if f.Fleet.Err == nil {
+		f.endless = ask(ctx, factsTimeout, func(ctx context.Context) ([]string, error) { return endlessOf(ctx, rdb, o.Prefix, f.Fleet.Value) })
+	}
 	if held := f.LongHeld(); len(held) > 0 {
 		parked := ask(ctx, parkedTimeout, func(ctx context.Context) ([]map[string]int, error) { return parkedIn(ctx, queues, held) })
 		for i, of := range parked.Value { // where it is not known, calls that wait are found yet
@@ -353,6 +359,32 @@ func parkedIn(ctx context.Context, queues []*delayqueue.Queue, keys []string) ([
 		}
 	})
 	return all, nil
+}
+
+// endlessOf returns which of the keys that calls wait for, or are refused most often, have records without an expiry.
+func endlessOf(ctx context.Context, rdb redis.UniversalClient, prefix string, fleet Fleet) (keys []string, err error) {
+	var met distinct
+	for _, w := range fleet.LongestWaits(maxMet) {
+		met.add(w.Key)
+	}
+	for _, hot := range fleet.Snapshot().Conflicts {
+		if len(met.all) < maxMet {
+			met.add(hot.Key)
+		}
+	}
+	left := make([]*redis.DurationCmd, len(met.all))
+	_, err = rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, key := range met.all {
+			left[i] = pipe.PTTL(ctx, prefix+":lock{}:"+key)
+		}
+		return nil
+	})
+	for i, key := range met.all {
+		if left[i].Val() == -1 {
+			keys = append(keys, key)
+		}
+	}
+	return keys, err
 }
 
 // ReadParked returns for each key how many messages of a queue are queued; it counts up to 10. It

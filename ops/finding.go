@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/keytext"
 )
 
 // Area groups findings by what they put at risk.
@@ -82,6 +84,7 @@ var findingKinds = map[string]struct {
 	"forced":       {AreaExclusion, "keys-taken-by-an-operator"},
 	"renewals":     {AreaExclusion, "perkeyrenewalsfail"},
 	"long_holds":   {AreaExclusion, "perkeylongholds"},
+	"endless":      {AreaExclusion, "keys-held-without-an-end"},
 	"other_locker": {AreaExclusion, "workers-on-another-locker"},
 	"away":         {AreaRedis, "perkeyredisunreachable"},
 	"unavailable":  {AreaRedis, "perkeyunavailable"},
@@ -126,7 +129,7 @@ func (f *findings) unknown(kind, subject, text, byHand string, err error) {
 	found := f.add(kind, SeverityUnknown, subject, text)
 	found.ByHand = byHand
 	if err != nil {
-		found.Evidence = []Evidence{{Figure: "the answer was", Is: cut(safeError(err), maxDetail)}}
+		found.Evidence = []Evidence{{Figure: "the answer was", Is: keytext.Cut(safeError(err), maxDetail)}}
 	}
 }
 

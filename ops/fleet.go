@@ -154,6 +154,7 @@ func (e *entry) process(age time.Duration) Process {
 		Local: e.local(),
 		Snapshot: Snapshot{
 			Since: unixms.Time(e.Since), At: unixms.Time(e.At),
+			Unclaimed:   e.Unclaimed,
 			Renewals:    RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
 			Idempotency: kinds[idempotency.EventKind](e.Idempotency),
 			Conflicts:   hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),

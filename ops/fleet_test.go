@@ -294,7 +294,7 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 	recorder.Idempotency(nil).OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun})
 	recorder.CountReload("done", 2, "abc")
 	recorder.CountReload("refused", 2, "abc")
-	startBeacon(t, env.Client(t), recorder, newLocker(t, env))
+	startBeacon(t, env.Client(t), recorder, newLocker(t, env), ops.WithInterval(time.Minute)) // and an entry lasts as long
 	p := tells(t, env, func(ops.Process) bool { return true }, "it is told")
 	want := recorder.Snapshot()
 	is := p.Snapshot

@@ -113,6 +113,11 @@ func (r *Recorder) ended(c *lockCounters, key string, held time.Duration) {
 	}
 }
 
+func (o *lockObserver) OnUnclaimed(ctx context.Context, e core.Unclaimed) {
+	o.unclaimed.Add(1)
+	o.next.OnUnclaimed(ctx, e)
+}
+
 func (o *lockObserver) OnRenewed(ctx context.Context, e core.Renewed) {
 	if e.Err != nil {
 		o.renewals.failed.Add(1)

@@ -29,6 +29,7 @@ func (f Fleet) Snapshot() Snapshot {
 		if one.At.After(s.At) {
 			s.At = one.At
 		}
+		s.Unclaimed += one.Unclaimed
 		s.Renewals.Leases, s.Renewals.Failed = s.Renewals.Leases+one.Renewals.Leases, s.Renewals.Failed+one.Renewals.Failed
 		s.Renewals.Took.add(one.Renewals.Took)
 		for _, l := range one.Locks {

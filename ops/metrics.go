@@ -57,6 +57,7 @@ var (
 	lockLost       = newMetric("perkey_lock_lost_total", typeCounter, "Leases that ended before their release, by cause: expired, gone, forced, released or closed.", "name", "cause")
 	lockUnreleased = newMetric("perkey_lock_unreleased_total", typeCounter, "Releases that did not reach Redis: the keys stayed held until the leases ended.", "name")
 
+	lockUnclaimed  = newMetric("perkey_lock_unclaimed_total", typeCounter, "Grants that came after their calls had left.")
 	renewalsSent   = newMetric("perkey_renewals_total", typeCounter, "Renewals of leases that were sent.")
 	renewalsFailed = newMetric("perkey_renewal_errors_total", typeCounter, "Batches of renewals that failed; they are sent again.")
 	renewalsTook   = newMetric("perkey_renewal_seconds", typeHistogram, "Round trips of batches of renewals.")
@@ -120,6 +121,7 @@ func (all *samples) addSnapshot(s Snapshot) {
 		all.add(lockWaiting, float64(l.Waiting), l.Name)
 		all.add(lockUnreleased, float64(l.Unreleased), l.Name)
 	}
+	all.add(lockUnclaimed, float64(s.Unclaimed))
 	all.add(renewalsSent, float64(s.Renewals.Leases))
 	all.add(renewalsFailed, float64(s.Renewals.Failed))
 	all.addTimes(renewalsTook, s.Renewals.Took)

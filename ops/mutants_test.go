@@ -26,6 +26,7 @@ var mutants = []mutant.Mutant{
 	{Name: "events of one kind fill the list", Tests: "^TestRecorder_KeepsWhat", File: "event.go", Old: "like.Count += max(e.Count, 1)\n\t\t\treturn\n", New: "like.Count += max(e.Count, 1)\n\t\t\tif !%s {\n\t\t\t\treturn\n\t\t\t}\n"},
 	{Name: "events of different names are one", Tests: "^TestRecorder_KeepsWhat", File: "event.go", Old: "&& like.Name == shown(e.Name) {", New: "&& (like.Name == shown(e.Name) || %s) {"},
 	{Name: "the list of events grows", Tests: "^TestRecorder_KeepsWhat", File: "event.go", Old: "if len(n.events) == maxEvents {", New: "if len(n.events) == maxEvents && !%s {"},
+	{Name: "a beacon reports too often", Tests: "^TestBeacon_CostsOneCall", File: "beacon.go", Old: "tell.Reset(b.every*9/10 +", New: "tell.Reset(b.every*map[bool]time.Duration{true: 6, false: 9}[%s]/10 +"},
 	{Name: "there are too many events", Tests: "^TestWatch_HasABounded", File: "watched.go", Old: "if o.n == eventsASecond ||", New: "if o.n == eventsASecond && !%s ||"},
 	{Name: "what is too much is not counted", Tests: "^TestWatch_HasABounded", File: "watched.go", Old: "l.Dropped++\n", New: "if !%s {\n\t\t\tl.Dropped++\n\t\t}\n"},
 	{Name: "there is no room again", Tests: "^TestWatch_HasABounded", File: "watched.go", Old: "o.second, o.n = now, 0", New: "if o.second = now; !%s {\n\t\t\to.n = 0\n\t\t}"},

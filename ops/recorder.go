@@ -25,16 +25,17 @@ const (
 type Recorder struct {
 	since time.Time
 
-	locks    table[lockCounters]
-	renewals renewalCounters
-	queues   table[queueCounters]
-	requests table[requestCounters]
-	records  [len(recordKinds)]atomic.Int64
-	tasks    table[taskCounters]
-	config   configState
-	warnings warnings
-	notable  notable
-	watched  atomic.Pointer[watched] // nil: nothing is
+	locks     table[lockCounters]
+	unclaimed atomic.Int64
+	renewals  renewalCounters
+	queues    table[queueCounters]
+	requests  table[requestCounters]
+	records   [len(recordKinds)]atomic.Int64
+	tasks     table[taskCounters]
+	config    configState
+	warnings  warnings
+	notable   notable
+	watched   atomic.Pointer[watched] // nil: nothing is
 
 	conflicts, waits, holds sketch
 	contended               contended

@@ -19,16 +19,14 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 	"github.com/perkey-go/perkey/retry"
 )
 
 func newLocker(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(env.Client(t), append([]core.Option{core.WithPrefix(env.Prefix)}, opts...)...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	return testbed.NewLocker(t, env.Client(t), append([]core.Option{core.WithPrefix(env.Prefix)}, opts...)...)
 }
 
 func lockStats(t testing.TB, s ops.Snapshot, name string) ops.LockStats {
@@ -109,8 +107,7 @@ func TestRecorder_CountsWhatHappens(t *testing.T) {
 		require.NoError(t, holder.Release(t.Context()))
 		_, err = locker.AcquireAll(t.Context(), []string{"a", "b", "c"}, core.Named("all", ""))
 		require.NoError(t, err)
-		lease, err := locker.TryAcquire(t.Context(), "lost", core.Named("all", ""))
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, "lost", core.Named("all", ""))
 		forced, err := locker.ForceRelease(t.Context(), "lost", lease.Fence())
 		require.NoError(t, err)
 		require.True(t, forced)
@@ -163,8 +160,7 @@ func TestRecorder_CountsTheQueue(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, recorder := t.Context(), ops.NewRecorder()
 		locker := newLocker(t, env)
-		queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
-		require.NoError(t, err)
+		queue := testbed.NewQueue(t, env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
 		handle := func(_ context.Context, m delayqueue.Message) error {
 			if m.ID == "bad" {
 				return delayqueue.SkipRetry(errors.New("never"))

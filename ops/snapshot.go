@@ -20,11 +20,13 @@ type Snapshot struct {
 	// Locks has one for each name of work, Queues one for each queue, Requests one for each route and Tasks one for each
 	// type of asynq's tasks, in order. What comes after the first 64 of each, or 16 queues, is counted under [Other]. A
 	// name is cut off after 100 bytes.
-	Locks    []LockStats
-	Renewals RenewalStats
-	Queues   []QueueStats
-	Requests []RequestStats
-	Tasks    []TaskStats
+	Locks []LockStats
+	// Unclaimed counts grants that came after their calls had left.
+	Unclaimed int64
+	Renewals  RenewalStats
+	Queues    []QueueStats
+	Requests  []RequestStats
+	Tasks     []TaskStats
 	// Idempotency counts the calls of idempotency Stores, by how they ended.
 	Idempotency map[idempotency.EventKind]int64
 	// Config is about the configuration file; nil if there is none.
@@ -127,6 +129,7 @@ func (r *Recorder) Snapshot() Snapshot {
 	now := time.Now()
 	s := Snapshot{
 		Since: r.since, At: now,
+		Unclaimed: r.unclaimed.Load(),
 		Renewals:  RenewalStats{Leases: r.renewals.leases.Load(), Failed: r.renewals.failed.Load(), Took: r.renewals.took.snapshot()},
 		Conflicts: r.conflicts.top(now), Waits: r.waits.top(now), Holds: r.holds.top(now),
 	}

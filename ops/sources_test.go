@@ -100,26 +100,28 @@ func TestRecorder_CountsRequestsRecordsAndTasks(t *testing.T) {
 // A client that makes up methods does not use up the names.
 func TestRecorder_OddMethodsAreOneName(t *testing.T) {
 	t.Parallel()
-	env, recorder := redistest.Embedded(t), ops.NewRecorder()
-	guard := newLocker(t, env, core.WithObserver(recorder.Locks(core.NopObserver{}))).Guard(core.RejectConflicts)
-	mux := http.NewServeMux()
-	key := func(*http.Request) (string, error) { return "k", nil }
-	mux.Handle("/pay", httplock.PerKey(guard, key, httplock.WithObserver(recorder.Requests(nil)))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
-	for i := range 100 {
-		mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(fmt.Sprint("PAY", i), "/pay", nil))
-	}
-	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/pay", nil))
-	s := recorder.Snapshot()
-	routes, names := map[string]int64{}, map[string]int64{}
-	for _, r := range s.Requests {
-		routes[r.Route] = r.Outcomes[httplock.OutcomeRan]
-	}
-	for _, l := range s.Locks {
-		names[l.Name] = l.Calls[core.OutcomeAcquired]
-	}
-	want := map[string]int64{"OTHER /pay": 100, "POST /pay": 1}
-	require.Equal(t, want, routes)
-	require.Equal(t, want, names)
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		recorder := ops.NewRecorder()
+		guard := newLocker(t, env, core.WithObserver(recorder.Locks(core.NopObserver{}))).Guard(core.RejectConflicts)
+		mux := http.NewServeMux()
+		key := func(*http.Request) (string, error) { return "k", nil }
+		mux.Handle("/pay", httplock.PerKey(guard, key, httplock.WithObserver(recorder.Requests(nil)))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+		for i := range 100 {
+			mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(fmt.Sprint("PAY", i), "/pay", nil))
+		}
+		mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/pay", nil))
+		s := recorder.Snapshot()
+		routes, names := map[string]int64{}, map[string]int64{}
+		for _, r := range s.Requests {
+			routes[r.Route] = r.Outcomes[httplock.OutcomeRan]
+		}
+		for _, l := range s.Locks {
+			names[l.Name] = l.Calls[core.OutcomeAcquired]
+		}
+		want := map[string]int64{"OTHER /pay": 100, "POST /pay": 1}
+		require.Equal(t, want, routes)
+		require.Equal(t, want, names)
+	})
 }
 
 func TestRecorder_BoundsRoutesAndTypes(t *testing.T) {
@@ -160,8 +162,7 @@ func TestRecorder_LogsLostLeasesAndWarnings(t *testing.T) { // not parallel: it 
 	said := testbed.CaptureLog(t)
 	env, recorder := redistest.Embedded(t), ops.NewRecorder()
 	locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
-	lease, err := locker.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, locker, "k")
 	forced, err := locker.ForceRelease(t.Context(), "k", lease.Fence())
 	require.NoError(t, err)
 	require.True(t, forced)

@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -58,8 +59,7 @@ func TestWatch_TellsWhatHappensToAKey(t *testing.T) {
 		ctx, odd := t.Context(), "pay \xff<i>\u2028"
 		recorder, another := ops.NewRecorder(), ops.NewRecorder()
 		locker, other := newLocker(t, env, core.WithObserver(recorder.Locks(nil))), newLocker(t, env, core.WithObserver(another.Locks(nil)))
-		queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
-		require.NoError(t, err)
+		queue := testbed.NewQueue(t, env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
 		worker, err := delayqueue.NewWorker(queue, locker, func(context.Context, delayqueue.Message) error { return nil })
 		require.NoError(t, err)
 		startBeacon(t, env.Client(t), recorder, locker)
@@ -146,15 +146,10 @@ func TestWatch_HidesTheErrorsOfEncryptedQueues(t *testing.T) {
 		redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is known")
 		keyring := delayqueue.WithEncryption(delayqueue.Keyring{Current: "k", Keys: map[string][]byte{"k": []byte("thirty-two bytes that do not lie")}})
 		for name, opts := range map[string][]delayqueue.Option{"sealed": {keyring}, "open": nil} {
-			queue, err := delayqueue.New(rdb, name, append(opts, delayqueue.WithPrefix(env.Prefix), delayqueue.WithMaxAttempts(1), delayqueue.WithQueueObserver(recorder.Queues(delayqueue.NopObserver{})))...)
-			require.NoError(t, err)
-			worker, err := delayqueue.NewWorker(queue, locker, func(context.Context, delayqueue.Message) error { return fmt.Errorf("the card of %s", name) },
+			queue := testbed.NewQueue(t, rdb, name, append(opts, delayqueue.WithPrefix(env.Prefix), delayqueue.WithMaxAttempts(1), delayqueue.WithQueueObserver(recorder.Queues(delayqueue.NopObserver{})))...)
+			testbed.Work(t, queue, locker, func(context.Context, delayqueue.Message) error { return fmt.Errorf("the card of %s", name) },
 				delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-			require.NoError(t, err)
-			require.NoError(t, worker.Start())
-			t.Cleanup(func() { _ = worker.Stop(context.WithoutCancel(t.Context())) })
-			_, err = queue.Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: name})
-			require.NoError(t, err)
+			testbed.Enqueue(t, queue, delayqueue.Job{Key: "k", Name: name})
 		}
 		details, dead := map[string]string{}, map[string]string{}
 		for len(details) < 2 {
@@ -191,38 +186,29 @@ func TestWatch_ThatDidNotBeginKeepsNoPlace(t *testing.T) {
 }
 
 func TestWatch_HasABoundedRate(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { // 5,000 calls within one second
 		ctx, recorder := t.Context(), ops.NewRecorder()
 		observer := recorder.Locks(nil)
 		startBeacon(t, env.Client(t), recorder, newLocker(t, env))
 		w := startWatch(t, env.Client(t), env.Prefix, ops.Watched{Prefix: true})
 		redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is known")
 		const most, calls = 200, 5000
-		start := time.Now()
 		for i := range calls {
-			if i == calls/2 { // what came so far is published
-				time.Sleep(400 * time.Millisecond)
+			if i == calls/2 {
+				time.Sleep(400 * time.Millisecond) // what came so far is published
 			}
 			observer.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeConflict, Key: fmt.Sprint(i), Cause: errors.New("held")})
 		}
-		took := time.Since(start)
-		seen := int64(0)
-		timeout := time.After(20 * time.Second)
-		for seen+w.Dropped() < calls {
-			select {
-			case e := <-w.Events():
-				assert.Equal(t, fmt.Sprint(seen), e.Key, "in order")
-				seen++
-			case <-time.After(soon):
-			case <-timeout:
-				require.Fail(t, "some are neither seen nor counted", "%d, %d", seen, w.Dropped())
-			}
+		for i := range most {
+			assert.Equal(t, fmt.Sprint(i), (<-w.Events()).Key, "in order")
 		}
-		assert.LessOrEqual(t, seen, most*(1+int64(took/time.Second)))
-		assert.Equal(t, int64(calls), seen+w.Dropped())
+		redistest.Eventually(t, func() bool { return w.Dropped() == calls-most }, "the others are counted")
 		time.Sleep(time.Second)
+		assert.Empty(t, w.Events())
 		observer.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeAcquired, Key: "last"})
-		assert.Equal(t, "last", seenBy(t, w, func(ops.Event) bool { return true })[0].Key, "a second later there is room")
+		assert.Equal(t, "last", (<-w.Events()).Key, "a second later there is room")
+		w.Close()
 	})
 }
 

@@ -19,22 +19,23 @@ import (
 // entry is the report of a process, as JSON. A reader ignores fields that it does not know, and has the zero value
 // of those that are missing. Times are in Unix milliseconds, durations in microseconds. In docs/protocol.md.
 type entry struct {
-	ID       string       `json:"id"`
-	Lockers  []string     `json:"lockers"`
-	Host     string       `json:"host,omitempty"`
-	PID      int          `json:"pid,omitempty"`
-	Version  string       `json:"version,omitempty"`
-	Go       string       `json:"go,omitempty"`
-	Service  string       `json:"service,omitempty"`
-	Started  int64        `json:"started,omitempty"`
-	At       int64        `json:"at,omitempty"`
-	TTL      int64        `json:"ttl"`
-	Since    int64        `json:"since,omitempty"`
-	Held     int          `json:"held"`
-	Waiting  int          `json:"waiting"`
-	Bounds   []int64      `json:"bounds,omitempty"`
-	Renewals wireRenewals `json:"renewals"`
-	Cut      int          `json:"cut,omitempty"`
+	ID        string       `json:"id"`
+	Lockers   []string     `json:"lockers"`
+	Host      string       `json:"host,omitempty"`
+	PID       int          `json:"pid,omitempty"`
+	Version   string       `json:"version,omitempty"`
+	Go        string       `json:"go,omitempty"`
+	Service   string       `json:"service,omitempty"`
+	Started   int64        `json:"started,omitempty"`
+	At        int64        `json:"at,omitempty"`
+	TTL       int64        `json:"ttl"`
+	Since     int64        `json:"since,omitempty"`
+	Held      int          `json:"held"`
+	Waiting   int          `json:"waiting"`
+	Bounds    []int64      `json:"bounds,omitempty"`
+	Unclaimed int64        `json:"unclaimed,omitempty"`
+	Renewals  wireRenewals `json:"renewals"`
+	Cut       int          `json:"cut,omitempty"`
 
 	Idempotency map[string]int64 `json:"idempotency,omitempty"`
 	Config      *wireConfig      `json:"config,omitempty"`
@@ -259,7 +260,8 @@ func readEntry(b []byte) (entry, error) {
 func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 	e := &entry{
 		At: unixms.Of(s.At), Since: unixms.Of(s.Since), Held: local.Held, Waiting: local.Waiting,
-		Renewals: wireRenewals{s.Renewals.Leases, s.Renewals.Failed, wireOf(s.Renewals.Took)},
+		Unclaimed: s.Unclaimed,
+		Renewals:  wireRenewals{s.Renewals.Leases, s.Renewals.Failed, wireOf(s.Renewals.Took)},
 	}
 	for _, bound := range bounds {
 		e.Bounds = append(e.Bounds, bound.Microseconds())

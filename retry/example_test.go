@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/retry"
@@ -15,13 +13,8 @@ import (
 
 // A call waits for its key for up to two seconds. The release wakes it.
 func ExamplePolicy() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)

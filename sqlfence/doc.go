@@ -82,8 +82,8 @@
 //     fence, and is not kept apart.
 //   - A failover of the database that loses a claim lets no stale write in: a holder whose claim is
 //     gone is refused. Writes that the database loses are not recovered.
-//   - A failover of Redis to a server whose clock is behind the last grant, and that has lost its data,
-//     gives smaller fences than are here. Claims are refused then until that clock has
+//   - A clock of Redis that is set back while a key is free, or a failover to a server whose clock is behind
+//     the last grant and that has lost its data, gives smaller fences than are here. Claims are refused then until that clock has
 //     caught up, or the rows are removed while nobody works.
 //
 // With [core.Locker.AcquireAll] each key has a fence of its own. Acquire each of the set's Keys, in

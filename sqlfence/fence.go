@@ -30,7 +30,8 @@ func Claim(ctx context.Context, q Querier, lease *core.Lease) error {
 //
 // An error that matches [ErrStale] means that a newer holder has claimed, one that matches
 // [ErrNotClaimed] that this lease has not claimed. After any error the transaction must be
-// rolled back. Check refuses a *sql.DB; a *sql.Conn must be in a transaction.
+// rolled back. Check refuses a *sql.DB; a *sql.Conn must be in a transaction. To roll back to a savepoint that
+// was set before ends what Check or Claim did, in the database and for its locks: do it again.
 func Check(ctx context.Context, tx Querier, lease *core.Lease) error {
 	return Table{}.Check(ctx, tx, lease)
 }

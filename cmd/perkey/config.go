@@ -13,7 +13,7 @@ func (t *tool) configCommand() *cli.Command {
 	return &cli.Command{
 		Name: "config", Usage: "look at configuration files",
 		Commands: []*cli.Command{{
-			Name: "check", Usage: "show all mistakes in a file", ArgsUsage: "FILE", Action: t.configCheck,
+			Name: "check", Usage: "show all mistakes in a file, and what it leaves without a guard", ArgsUsage: "FILE", Action: t.configCheck,
 			Description: "It does not connect to Redis, and shows no password. Environment variables that the file names must be set. Exit status: 0 the file is valid, 3 it is not.",
 		}},
 	}
@@ -24,6 +24,14 @@ type problemJSON struct {
 	Column  int    `json:"column,omitempty"`
 	Path    string `json:"path,omitempty"`
 	Message string `json:"message"`
+}
+
+func problemsJSON(problems []config.Problem) []problemJSON {
+	all := []problemJSON{}
+	for _, p := range problems {
+		all = append(all, problemJSON{p.Line, p.Column, p.Path, p.Message})
+	}
+	return all
 }
 
 func (t *tool) configCheck(_ context.Context, c *cli.Command) error {
@@ -37,11 +45,11 @@ func (t *tool) configCheck(_ context.Context, c *cli.Command) error {
 		return err
 	}
 	err = nil
-	problems := []problemJSON{}
+	var problems, warnings []config.Problem
 	if wrong != nil {
-		for _, p := range wrong.Problems {
-			problems = append(problems, problemJSON{p.Line, p.Column, p.Path, p.Message})
-		}
+		problems = wrong.Problems
+	} else {
+		warnings = f.Warnings()
 	}
 	if isJSON(c) {
 		hash := ""
@@ -52,12 +60,20 @@ func (t *tool) configCheck(_ context.Context, c *cli.Command) error {
 			File     string        `json:"file"`
 			Hash     string        `json:"hash,omitempty"`
 			Problems []problemJSON `json:"problems"`
-		}{all[0], hash, problems})
-	} else if f != nil {
-		t.printf("%s is valid.\n", quote(all[0]))
+			Warnings []problemJSON `json:"warnings,omitempty"`
+		}{all[0], hash, problemsJSON(problems), problemsJSON(warnings)})
 	} else {
-		for _, p := range wrong.Problems {
+		for _, p := range problems {
 			t.printf("%s\n", printable(p.String()))
+		}
+		for _, p := range warnings {
+			t.printf("WARNING: %s\n", printable(p.String()))
+		}
+		switch {
+		case len(warnings) > 0:
+			t.printf("%s is valid, but see the warnings above.\n", quote(all[0]))
+		case f != nil:
+			t.printf("%s is valid.\n", quote(all[0]))
 		}
 	}
 	if err == nil && len(problems) > 0 {

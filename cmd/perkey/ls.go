@@ -109,7 +109,9 @@ func (l *lister) write(k *core.KeyInfo) error {
 	entry := lsJSON{keyJSON: keyOf(k.Key), Mode: k.Mode, UnknownFormat: k.UnknownFormat, Held: k.Held, Waiting: k.Waiting, Reserved: k.Reserved.Seconds()}
 	if len(k.Holders) > 0 {
 		h := k.Holders[0]
-		since, left = span(k.At.Sub(h.Since)), span(h.Remaining)
+		if since = span(k.At.Sub(h.Since)); h.Remaining >= 0 {
+			left = span(h.Remaining)
+		}
 		entry.Since, entry.Fence = timeJSON(h.Since), h.Fence
 	}
 	if l.json {

@@ -27,6 +27,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -152,8 +153,7 @@ func TestOperator_FindsAndMends(t *testing.T) {
 
 	queues := map[string]*delayqueue.Queue{}
 	for _, name := range []string{"ship", "mail"} {
-		q, err := delayqueue.New(o.rdb, name, delayqueue.WithPrefix(t.Name()))
-		require.NoError(t, err)
+		q := testbed.NewQueue(t, o.rdb, name, delayqueue.WithPrefix(t.Name()))
 		queues[name] = q
 	}
 	enqueue := func(queue, id, name, key string) {

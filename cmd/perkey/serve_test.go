@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // serve runs perkey until the test ends, and returns where it listens.
@@ -75,11 +76,8 @@ func ask(t *testing.T, method, address string, body url.Values, prepare func(*ht
 func TestConsole_WithoutUsersShowsAndChangesNothing(t *testing.T) {
 	server := redistest.Start(t).Addr
 	rdb := redistest.Client(t, &redis.Options{Addr: server})
-	locker, err := core.New(rdb, core.WithPrefix(t.Name()))
-	require.NoError(t, err)
-	defer func() { _ = locker.Close() }()
-	lease, err := locker.TryAcquire(t.Context(), "order:17")
-	require.NoError(t, err)
+	locker := testbed.NewLocker(t, rdb, core.WithPrefix(t.Name()))
+	lease := testbed.Take(t, locker, "order:17")
 	at := serve(t, server, "console", "--listen", "127.0.0.1:0")
 	page := ask(t, "GET", at+"key?key=order:17", nil, nil)
 	require.Equal(t, http.StatusOK, page.status)
@@ -134,10 +132,8 @@ func TestConsole_BehindAProxy(t *testing.T) {
 func TestExporter_ServesMetrics(t *testing.T) {
 	server := redistest.Start(t).Addr
 	rdb := redistest.Client(t, &redis.Options{Addr: server})
-	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(t.Name()))
-	require.NoError(t, err)
-	_, err = queue.Enqueue(t.Context(), delayqueue.Job{Key: "secret"})
-	require.NoError(t, err)
+	queue := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix(t.Name()))
+	testbed.Enqueue(t, queue, delayqueue.Job{Key: "secret"})
 	at := serve(t, server, "exporter", "--listen", "127.0.0.1:0")
 	page := ask(t, "GET", at, nil, nil)
 	require.Equal(t, http.StatusOK, page.status)

@@ -155,7 +155,11 @@ func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 		if h.TTL > 0 {
 			lease = "a lease of " + span(h.TTL)
 		}
-		t.field("holder", "%s, for %s, %s left of %s", processName(h.Locker), span(k.At.Sub(h.Since)), span(h.Remaining), lease)
+		left := span(h.Remaining) + " left"
+		if h.Remaining < 0 {
+			left = "without an end until it is renewed: the record has lost its expiry (free it with perkey unlock)"
+		}
+		t.field("holder", "%s, for %s, %s of %s", processName(h.Locker), span(k.At.Sub(h.Since)), left, lease)
 		t.named(h.Participant)
 		t.field("", "fence %d", h.Fence)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -90,10 +90,8 @@ func TestTop_GivesTheTerminalBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
-	locker, err := core.New(rdb)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	_, err = locker.TryAcquire(context.Background(), "order:1")
+	locker := testbed.NewLocker(t, rdb)
+	_, err := locker.TryAcquire(context.Background(), "order:1")
 	require.NoError(t, err)
 	beacon, err := ops.StartBeacon(rdb, ops.NewRecorder(), locker)
 	require.NoError(t, err)

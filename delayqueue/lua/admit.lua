@@ -9,7 +9,7 @@ all = redis.call('HLEN', m)
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
 
 if all == 0 then -- a count that was lost is right again
-  bytes = 0
+  bytes, letter_bytes = 0, 0
 end
 
 -- What is full for so many messages more, one or none, of so many bytes.
@@ -34,7 +34,7 @@ local function full(key, principal, n, size)
     return 'principal full'
   end
   local deep = all + n > max_depth and all + n - redis.call('ZCARD', x) > max_depth
-  return (deep or bytes + ended_bytes + size > max_bytes) and 'queue full' or nil
+  return (deep or bytes + size > open_room()) and 'queue full' or nil
 end
 
 -- Stores a message. Its place is its number, '~' or '\127'; with a key it has gone through full() before.

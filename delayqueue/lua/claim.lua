@@ -12,7 +12,9 @@
 -- ARGV[6]  how many bytes of payload to claim at most, besides the last message's
 -- returns  {ms until there is something to do, or -1 if an earlier call with this token claimed messages and
 --           none of them is left; how many were redelivered; how many expired; keys whose last message ended
---           without being run; now in ms and, after a space, the closed field; then the messages, as delivery() makes them}
+--           without being run; now in ms and, after a space, the closed field; by how much the partition's clock is
+--           ahead of Redis's, in ms; how many dead letters were forgotten
+--           for lack of room, and after a space the name of the last; then the messages, as delivery() makes them}
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
@@ -25,7 +27,8 @@ local APART = 10 -- ms
 redis.call('HDEL', c, '')
 span = lease + retention
 
-local reply = {0, 0, 0, {}, reply_now()}
+local HEAD = 7
+local reply = {0, 0, 0, {}, reply_now(), back_by, '0 '}
 local session, number = token:match('^(.*)%.(%d+)$')
 session, number = session or token, tonumber(number) or 1
 local last, taken = (token ~= '' and redis.call('HGET', k, session) or ''):match('^%d+ (%d+)(.*)$')
@@ -33,7 +36,7 @@ if last and number <= tonumber(last) then
   for id in string.gmatch(number == tonumber(last) and taken or '', '%S+') do
     reply[#reply + 1] = again(id, token, lease)
   end
-  reply[1] = #reply == 5 and -1 or 0
+  reply[1] = #reply == HEAD and -1 or 0
   return conclude(reply)
 end
 
@@ -57,6 +60,8 @@ end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)) do
   forget(id)
 end
+local more
+reply[HEAD], more = forget_most(STEPS)
 tidy()
 
 -- Messages that are due. The receipt is for a call that is sent again; those of the dead are forgotten.
@@ -80,7 +85,7 @@ if paused_until <= now then
       end
     end
   end
-  tidy()
+  tidy(lease)
   reply[3] = counts.expired or 0
 end
 
@@ -90,7 +95,7 @@ for _, key in ipairs(reply[4]) do
   remove(e, key)
 end
 
-read_buckets() -- which forgets what need not be remembered any more
+read_rings() -- which forgets what need not be remembered any more
 
 local next = now + HORIZON
 if paused_until > now then
@@ -98,9 +103,9 @@ if paused_until > now then
 elseif want_most > 0 then
   next = math.min(next, first_in(z) or next)
 end
-next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
+next = math.min(next, first_in(w) or next, (more or #reply[4] == STEPS) and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(own[8]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+if math.abs(now - (whole(own[9]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   add(c, 'claimed', NOW)
 end
 return conclude(reply)

@@ -13,7 +13,7 @@ if not closed then
 end
 local left = {
   math.max(0, paused_until - now),
-  redis.call('EXISTS', m, w, x, y, unpack(KEYS, 11, 15)),
+  redis.call('EXISTS', m, w, x, y, unpack(KEYS, RESULTS, GIVEN + BUCKETS - 1)),
   redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h),
 }
 for i = 4, #ARGV do

@@ -17,17 +17,20 @@
 -- y  HASH  id -> ending, of dead letters
 -- e  ZSET  key -> ms when the last of its messages ended unrun
 -- k  HASH  receipts of claims, for the reply to a claim that is sent again
--- d0 to d4 HASH  id -> ending, '<id> ' -> result: messages that have ended, in buckets that rotate
+-- s0 to s3 HASH  id -> result, n0 to n3 HASH  id -> ending, of ids that the queue made, d0 to d3 the same of ids that
+--   callers gave: messages that have ended, in three rings of buckets
 -- u  HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
 --          without its times -> id of the message that a newer one replaces
 -- h  HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
+-- g  ZSET  n and a name, p and a group -> bytes of its dead letters; a group is <name>\n<principal>
+-- l  ZSET  <group>\n<ended><id>, all of score 0: every dead letter, of each group the oldest first
 -- b:<id>  STRING, a payload that is too long for a record, for as long as m has the message
 --
 -- member    <id> <key>
 -- place     <key>\n<seq><id>, or <key>\n~<id> while it is delayed, <key>\n\127<id> while it is quiet
--- record    1 p|-|q|c b|- seq:16 enqueued:13 not_after:13 #key:3 #name:3 #principal:3 key name principal payload
---           p: it is parked because its key is held, q: and a newer one may replace it, c: only that; b: instead of
---           the payload it has its length, in bytes
+-- record    1 p|-|q|c b|-|B|= seq:16 enqueued:13 not_after:13 #key:3 #name:3 #principal:3 key name principal payload
+--           p: it is parked because its key is held, q: and a newer one may replace it, c: only that; b, B: instead of
+--           the payload it has its length, in bytes; B, =: the caller gave the id
 --           seq: its number in its key's FIFO; without a key just the time, in µs
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
@@ -47,8 +50,9 @@
 -- when its memory is full, or is the one that grows the queue: so a script is refused as a whole or runs
 -- as a whole, never in part.
 local m, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 10)
-local u, h = KEYS[16], KEYS[17]
-local FIRST_BODY = 18
+local RESULTS, MADE, GIVEN, BUCKETS = 11, 15, 19, 4 -- where rings begin in KEYS
+local u, h, g, l = unpack(KEYS, 23, 26)
+local FIRST_BODY = 27
 local bodies, body_at = {}, {} -- ids -> keys of long payloads, and which of them it is
 for i = FIRST_BODY, #KEYS do
   local id = KEYS[i]:sub(#m + 2)
@@ -62,9 +66,10 @@ local SLACK = 3600000 -- ms that a key lives for longer at most, c and k twice t
 local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
-local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
+local HISTORY = math.floor(max_bytes / 2) -- bytes that what ended may take beside what is queued or runs, and dead letters again
+local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true, [g] = true, [l] = true}
 -- Keys are written in this order. One that is not of its type fails: then m is as it was.
-local ORDER = {z, w, f, x, e, r, y, k, u, h, c, m}
+local ORDER = {z, w, f, x, e, r, y, k, u, h, g, l, c, m}
 
 -- Redis makes the text of a number that it is given more slowly.
 local function text(n) return string.format('%d', n) end
@@ -75,18 +80,25 @@ local function whole(s)
   return n and n >= 0 and n < 1e16 and n % 1 == 0 and n or nil
 end
 
+-- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
+local OWN = {'seq', 'bytes', 'ended', 'till', 'letters', 'paused', 'awaited', 'closed', 'claimed', 'endless', 'enqueued', 'done',
+  'results', 'made', 'given', 'latest', 'back'}
+local own = redis.call('HMGET', c, unpack(OWN))
+
+-- The partition's clock. It is that of Redis, but is never set back: when that happens it runs on from where it was, so that what
+-- is due stays due, and what is to come does so after the time that it had left. What it is ahead by is 'back', in ms, in c.
 local clock = redis.call('TIME')
-local micros = clock[1] * 1000000 + clock[2]
+local latest, back_by = whole(own[16]) or 0, whole(own[17]) or 0
+local micros = clock[1] * 1000000 + clock[2] + back_by * 1000
+local behind = math.max(0, latest - math.floor(micros / 1000))
+back_by, micros = back_by + behind, micros + behind * 1000
 local now = math.floor(micros / 1000)
 local NOW, MICROS = text(now), text(micros)
 
--- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since', 'endless', 'enqueued', 'done'}
-local own = redis.call('HMGET', c, unpack(OWN))
-local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4])}
-local seq, bytes, ended_bytes, till = had[1] or 0, had[2] or 0, had[3] or 0, had[4]
-local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
-local endless = own[11] == '1' -- no key of messages expires: m was large
+local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4]), whole(own[5])}
+local seq, bytes, ended_bytes, till, letter_bytes = had[1] or 0, had[2] or 0, had[3] or 0, had[4], had[5] or 0
+local paused_until, awaited_until, closed = whole(own[6]) or 0, whole(own[7]) or 0, own[8]
+local endless = own[10] == '1' -- no key of messages expires: m was large
 
 -- Until when the keys of messages live. Where that was lost they live as long as m, and a large one has no end.
 if not till then
@@ -97,7 +109,8 @@ end
 local all -- how many messages m has, dead letters too, in a script that counts them
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
 local made = false -- whether a key was perhaps not there before it was written
-local counts, uses = {}, {} -- uses: fields of u, with their numbers
+local counts, uses, loads = {}, {}, {} -- uses: fields of u, with their numbers; loads: members of g
+local rings = {} -- what finish.lua knows of what has ended
 local freed = {} -- ids of messages that need their long payload no more
 local ended = {} -- ids of messages that this script ended
 local soonest -- of what was made due
@@ -161,6 +174,25 @@ local function use(kind, name, more)
   return uses[field]
 end
 
+-- Writes the sums of u and g, with all that was put off.
+local function write_sums()
+  for key, sums in pairs({[u] = uses, [g] = loads}) do
+    for field, n in pairs(sums) do
+      if n > 0 then
+        add(key, field, text(n))
+      else
+        remove(key, field)
+      end
+    end
+  end
+  uses, loads = {}, {}
+  apply()
+end
+
+-- How many bytes there may be of what is queued or runs. Ids of callers that ended beyond their room, in the last minute,
+-- take of it.
+local function open_room() return max_bytes - math.max(0, ended_bytes - HISTORY) end
+
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
 -- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
 local function message_size(n, id, key, principal, slot)
@@ -174,8 +206,7 @@ local function message_size(n, id, key, principal, slot)
   if slot ~= '' then
     n = n + 48 + #slot + #id
   end
-  n = 1.25 * n
-  return 280 + n - n % 1
+  return 280 + math.floor(1.25 * n)
 end
 
 -- The number of the next message that comes: it grows, also if c is lost.
@@ -233,12 +264,34 @@ end
 -- they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    local before = what == 'enqueued' and own[12] or what == 'done' and own[13] or redis.call('HGET', c, what)
+    local before = what == 'enqueued' and own[11] or what == 'done' and own[12] or redis.call('HGET', c, what)
     add(c, what, text((whole(before) or 0) + n))
   end
   local later = till < now + span
   if later then
     till = now + math.floor(span + math.min(span / 4, SLACK))
+  end
+  for i, n in ipairs({seq, bytes, ended_bytes, till, letter_bytes}) do
+    if n ~= had[i] then
+      add(c, OWN[i], text(n))
+    end
+  end
+  for _, ring in ipairs(rings) do
+    if ring.changed then
+      local words = {ring.current, text(ring.since)}
+      for i = 0, BUCKETS - 1 do
+        words[#words + 1], words[#words + 2] = text(ring.needed[i]), text(ring.size[i])
+      end
+      add(c, ring.name, table.concat(words, ' '))
+    end
+  end
+  -- What the clock showed is noted with what is counted, and each second.
+  local writes = next(added) or next(removed) or next(touched)
+  if behind > 0 or added[c] or writes and now - latest >= 1000 then
+    add(c, 'latest', NOW)
+  end
+  if behind > 0 then
+    add(c, 'back', text(back_by))
   end
   local large, crosses = endless, false
   if next(added) or next(removed) or next(touched) then
@@ -248,19 +301,7 @@ local function flush()
       add(c, 'endless', large and '1' or '0')
     end
   end
-  for i, n in ipairs({seq, bytes, ended_bytes, till}) do
-    if n ~= had[i] then
-      add(c, OWN[i], text(n))
-    end
-  end
-  for field, n in pairs(uses) do
-    if n > 0 then
-      add(u, field, text(n))
-    else
-      remove(u, field)
-    end
-  end
-  apply()
+  write_sums()
   -- The keys of messages live as long as the one that is needed for longest: till. That is told to all of them each time that it
   -- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while m is large.
   for i = 1, (crosses or not large and (later or made)) and #ORDER or 0 do

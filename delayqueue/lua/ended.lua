@@ -5,9 +5,9 @@ local unrun = {} -- keys that may have another head: one ended unrun, 'ended', o
 
 -- Writes how messages ended, applies, and has the heads of the keys that have another one be due: now, or if it is not known
 -- when to look at them. A key that has no message any more is announced: nobody is left to have it before others. A claim tells
--- a worker if nobody heard.
-local function tidy()
-  if #endings > 0 then
+-- a worker if nobody heard. One that runs by r and not by w, since w was lost, is not due: for a lease it stays its worker's.
+local function tidy(lease)
+  if #endings[1] + #endings[2] + #endings[3] > 0 then
     remember()
   end
   apply()
@@ -20,7 +20,11 @@ local function tidy()
         add(e, key, NOW)
       end
     elseif not redis.call('ZSCORE', w, member) and (why == 'resumed' or not redis.call('ZSCORE', z, member)) then
-      look_at(member, now)
+      if not is_running(redis.call('HGET', r, id_at(head, key))) then
+        look_at(member, now)
+      elseif lease then
+        add(w, member, text(now + lease))
+      end
     end
   end
   unrun = {}
@@ -31,7 +35,7 @@ end
 local function note_tries(id, key, principal, flag, tries, was)
   local counted = cause_size(was)
   local more = cause_size(tries) - counted
-  if more > 0 and bytes + ended_bytes + more > max_bytes then
+  if more > 0 and bytes + more > open_room() then
     tries = tries:match('^......%d+ %d+ %d+ %d+ %S* ') or tries
     more = cause_size(tries) - counted
   end
@@ -57,5 +61,5 @@ local function discard(id, key, rec, how, by)
     unrun[key] = unrun[key] or 'ended'
   end
   finish(id, key, t.principal, t.slot, t.n, state and state:sub(2), how,
-    how .. ENDED_AT .. tried:sub(1, 6) .. rec:sub(20, t.payload - 1) .. tried:sub(7) .. ' ' .. (by or cause))
+    how .. ENDED_AT .. tried:sub(1, 6) .. rec:sub(20, t.payload - 1) .. tried:sub(7) .. ' ' .. (by or cause), rec:match('^..[=B]'))
 end

@@ -7,7 +7,7 @@
 -- ARGV[5..] their ids, which differ;
 --           of each its key, name, principal and payload, in one text;
 --           how so many of them, one after the other, are stored: how many; the lengths of key, name and principal as the record
---             has them; the delay before they become due, in ms; their greatest age, in ms; p if they are parked because their
+--             has them; the delay before they become due, in ms; their greatest age, in ms; = if the caller gave the id; p if they are parked because their
 --             key is held, q if they also may replace the last such one of their key, name and principal, c if they only may
 --             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
 --             quiet period; of one that comes from a closed partition m, its times as its record has them, and its attempts;
@@ -22,12 +22,12 @@ local HEADER = 54 -- bytes of a record before the key
 local n, sure = ARGV[4]:match('^(%d+) ?(1?)$')
 n = tonumber(n)
 local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
-local claimed = whole(own[8])
+local claimed = whole(own[9])
 local replies = {now, math.max(0, now - (claimed or now)), bytes} -- a clock may step back
 if n == 0 then -- that is all that is asked for
   replies[2] = all > redis.call('ZCARD', x) and replies[2] or -1
   return conclude(replies)
-elseif sure == '' and not own[12] and not closed then
+elseif sure == '' and not own[11] and not closed then
   replies[2] = -1
   return conclude(replies)
 elseif not claimed and not closed then -- from now on somebody ought to
@@ -36,7 +36,7 @@ end
 
 -- How messages are stored.
 local function read_how(s, before)
-  local many, k, name, p, delay, age, flag, more = s:match('^(%d+) (%d%d%d)(%d%d%d)(%d%d%d) (%d+) (%d+) (.)(.*)$')
+  local many, k, name, p, delay, age, given, flag, more = s:match('^(%d+) (%d%d%d)(%d%d%d)(%d%d%d) (%d+) (%d+) (=?)(.)(.*)$')
   k, name, p, age = tonumber(k, 10), tonumber(name, 10), tonumber(p, 10), tonumber(age) -- to the embedded Redis 010 is octal
   local due = delay ~= '0' and now + delay
   if due and micros % 1000 > 0 then
@@ -52,7 +52,7 @@ local function read_how(s, before)
   return {
     first = before + 1, last = before + many, named = k + p > 0, key = k, principal = k + name + 1, about = k + name + p,
     due = due, age = age, lasts = age + retention,
-    header = '1' .. flag .. '-', tail = times .. lengths, slot = slot, most = most, tries = tries,
+    header = '1' .. flag, long = given == '=' and 'B' or 'b', inline = given == '=' and '=' or '-', tail = times .. lengths, slot = slot, most = most, tries = tries,
   }
 end
 
@@ -82,9 +82,11 @@ local known = redis.call('HMGET', m, unpack(ARGV, 1 + IDS, TEXTS))
 for i = 1, n do
   known[i] = known[i] and known[i]:sub(33, 45)
 end
-for bucket = 11, ended_bytes > 0 and 15 or 0 do
-  for i, ending in ipairs(redis.call('HMGET', KEYS[bucket], unpack(ARGV, 1 + IDS, TEXTS))) do
-    known[i] = known[i] or ending
+for ring, at in pairs({[14] = MADE, [15] = GIVEN}) do
+  for bucket = at, own[ring] and at + BUCKETS - 1 or 0 do
+    for i, ending in ipairs(redis.call('HMGET', KEYS[bucket], unpack(ARGV, 1 + IDS, TEXTS))) do
+      known[i] = known[i] or ending
+    end
   end
 end
 
@@ -102,9 +104,8 @@ local function store(how, id, body, key, principal, size, old)
     due = how.due or not headed[key] and now
     headed[key] = key ~= '' and (headed[key] or not how.due)
   end
-  local header = how.header
+  local header = how.header .. (bodies[id] and how.long or how.inline)
   if bodies[id] then
-    header = header:sub(1, 2) .. 'b'
     redis.call('SET', bodies[id], ARGV[PAYLOADS + body_at[id]], 'PX', text(how.age + SLACK))
   end
   admit(id, key, principal, header .. number .. how.tail .. body, place, due, size)
@@ -118,10 +119,10 @@ local function store(how, id, body, key, principal, size, old)
 end
 
 local others = {} -- than what is stored for the first time, where there is room, and replaces nothing
-local records, looks, room = {}, {}, max_bytes - ended_bytes
+local records, looks, room = {}, {}, open_room()
 added[m], added[z] = records, looks
 for _, how in ipairs(hows) do
-  local plain, at, stored = not (how.named or how.slot or how.tries), how.due and text(how.due) or NOW, 0
+  local header, plain, at, stored = how.header .. how.inline, not (how.named or how.slot or how.tries), how.due and text(how.due) or NOW, 0
   for i = how.first, how.last do
     local id, body, why = ARGV[IDS + i], ARGV[TEXTS + i], known[i] or closed and not how.tries and 'closed'
     local size = plain and not bodies[id] and message_size(HEADER + #body, id, '', '', '')
@@ -129,7 +130,7 @@ for _, how in ipairs(hows) do
       replies[#replies + 1], replies[#replies + 2] = i, why
     elseif size and all < max_depth and bytes + size <= room then -- the usual, in fewer steps than store() takes
       local a, b = #records, #looks
-      records[a + 1], records[a + 2] = id, how.header .. MICROS .. how.tail .. body
+      records[a + 1], records[a + 2] = id, header .. MICROS .. how.tail .. body
       looks[b + 1], looks[b + 2] = at, id .. ' '
       all, bytes, stored = all + 1, bytes + size, stored + 1
     else

@@ -4,10 +4,9 @@ local MINUTE = math.min(60000, retention)
 local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
 local ENDED_AT = string.format('%011x', now)
 
-local endings = {} -- fields of a bucket, and their values
-local current, current_since = (whole(own[9]) or 0) % 5, whole(own[10]) or 0 -- the bucket that is in use, and since when
+local endings = {{}, {}, {}} -- of each ring, fields and their values
 
--- Counts bytes of messages, dead letters among them, that come or, if there are fewer than none, go.
+-- Counts bytes of messages that come or, if there are fewer than none, go.
 local function weigh(n) bytes = math.max(0, bytes + n) end
 
 local function split(member)
@@ -27,11 +26,13 @@ local function too_old(rec)
   return not_after and not_after <= now
 end
 
+local function is_long(rec) return rec:sub(3, 3):lower() == 'b' end
+
 -- A message as its record has it: its sequence number, principal and slot, the bytes of its record and payload, and where that begins.
 local function read(id, rec)
   local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
   local key = key_of(rec)
-  local payload, long = 55 + #key + n + p, rec:sub(3, 3) == 'b'
+  local payload, long = 55 + #key + n + p, is_long(rec)
   return {
     id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
     slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', long = long,
@@ -47,66 +48,140 @@ end
 
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
--- The buckets: until when each is needed, and how many bytes it has. What need not be remembered any more is forgotten; and while
--- all have more than half of the partition's bytes also the oldest, but nothing of the last minute.
-local function read_buckets()
-  local found = redis.call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
-  local needed, size = {}, {}
-  ended_bytes = 0
-  for i = 0, 4 do
-    needed[i], size[i] = whole(found[1 + i]) or 0, whole(found[6 + i]) or 0
-    ended_bytes = ended_bytes + size[i]
-  end
-  for step = 1, 5 do -- the oldest first, and the one in use last
-    local i = (current + step) % 5
-    local early = step < 5 and ended_bytes > max_bytes / 2 and retention - MINUTE or 0
-    if needed[i] > 0 and needed[i] - early <= now then
-      redis.call('UNLINK', KEYS[11 + i])
-      redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
-      ended_bytes, needed[i], size[i] = ended_bytes - size[i], 0, 0
+-- Rings. A bucket is used for half of the retention, or until it has a third of what its ring may have, and for longer while
+-- the next one is needed.
+
+local NAMES = {'results', 'made', 'given'} -- of rings, in the order in which they go when there is no room
+local FLOOR = math.floor(HISTORY / 8) -- bytes that a ring keeps for itself
+
+-- How many bytes the n-th ring may have: what the others leave. Of those that go before it only the floor counts.
+local function most(n)
+  local left = HISTORY
+  for i, ring in ipairs(rings) do
+    if i ~= n then
+      left = left - (i < n and math.min(ring.total, FLOOR) or ring.total)
     end
   end
-  return needed, size
+  return math.max(left, FLOOR)
 end
 
--- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
--- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
-local function remember()
-  local rotates = current_since > now or now - current_since >= retention / 4
-  if rotates or ended_bytes > max_bytes / 10 then
-    local needed, size = read_buckets()
-    local oldest = (current + 1) % 5
-    if (rotates or size[current] > max_bytes / 10) and needed[oldest] == 0 then
-      add(c, 'bucket', oldest)
-      add(c, 'since', NOW)
-      current, current_since = oldest, now
+local function drop(ring, i)
+  redis.call('UNLINK', KEYS[ring.at + i])
+  ring.total, ended_bytes = ring.total - ring.size[i], ended_bytes - ring.size[i]
+  ring.needed[i], ring.size[i], ring.changed = 0, 0, true
+end
+
+-- Forgets what need not be remembered any more, and the oldest of a ring that has more than it may; of what callers gave ids
+-- for, and of the bucket in use, nothing of the last minute.
+local function trim()
+  for _, ring in ipairs(rings) do
+    for i = 0, BUCKETS - 1 do
+      if ring.needed[i] > 0 and ring.needed[i] <= now then
+        drop(ring, i)
+      end
     end
   end
-  local had = redis.call('HMGET', c, 'until' .. current, 'ended' .. current)
-  local bucket, more, later = KEYS[11 + current], 0, (whole(had[1]) or 0) < now + retention
-  for i = 1, #endings, 2 do
-    more = more + ending_size(#endings[i] + #endings[i + 1])
+  for n, ring in ipairs(rings) do
+    for step = 1, BUCKETS do
+      local i = (ring.current + step) % BUCKETS
+      local goes = n < 3 and step < BUCKETS or ring.needed[i] - retention + MINUTE <= now
+      if goes and ring.size[i] > 0 and ring.total > most(n) then
+        drop(ring, i)
+      end
+    end
   end
-  ended_bytes = ended_bytes + more
-  redis.call('HSET', bucket, unpack(endings))
-  add(c, 'ended' .. current, text((whole(had[2]) or 0) + more))
+end
+
+local function read_rings()
+  for n = #rings + 1, 3 do
+    local numbers, ring = {}, {name = NAMES[n], at = RESULTS + BUCKETS * (n - 1), needed = {}, size = {}, total = 0}
+    for word in string.gmatch(own[12 + n] or '', '%S+') do
+      numbers[#numbers + 1] = whole(word) or 0
+    end
+    ring.current, ring.since = (numbers[1] or 0) % BUCKETS, numbers[2] or 0
+    for i = 0, BUCKETS - 1 do
+      ring.needed[i], ring.size[i] = numbers[3 + 2 * i] or 0, numbers[4 + 2 * i] or 0
+      ring.total = ring.total + ring.size[i]
+    end
+    rings[n] = ring
+  end
+  ended_bytes = rings[1].total + rings[2].total + rings[3].total
+  trim()
+end
+
+-- Puts fields into the bucket of the n-th ring that is in use, or into the next one if it is time for that, and that is free.
+local function put(n, fields, more)
+  local ring = rings[n]
+  local i = (ring.current + 1) % BUCKETS
+  local full = ring.size[ring.current] > 0 and ring.size[ring.current] + more > math.floor(most(n) / 3)
+  if (full or ring.since > now or now - ring.since >= retention / 2) and ring.needed[i] == 0 then
+    ring.current, ring.since = i, now
+  end
+  i = ring.current
+  local bucket, later = KEYS[ring.at + i], ring.needed[i] < now + retention
+  redis.call('HSET', bucket, unpack(fields))
+  ring.size[i], ring.total, ended_bytes, ring.changed = ring.size[i] + more, ring.total + more, ended_bytes + more, true
   if later then -- in steps, so that it is seldom told
-    add(c, 'until' .. current, text(now + retention + math.min(math.floor(retention / 64), 1000)))
+    ring.needed[i] = now + retention + math.min(math.floor(retention / 64), 1000)
   end
   local large = redis.call('HLEN', bucket) > LARGE
   if later or large then
     keep(bucket, math.ceil(2.25 * retention), 0, large)
   end
-  endings = {}
 end
 
--- A dead letter has entries in m, x and y alone.
-local function dead_letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
+-- Remembers how messages ended. A result for which there is no room at all is not stored.
+local function remember()
+  read_rings()
+  for n, list in ipairs(endings) do
+    local fields, more, room = {}, 0, most(n)
+    for i = 1, #list, 2 do
+      local size = ending_size(#list[i] + #list[i + 1])
+      if n == 1 and #fields > 0 and more + size > room / 3 then
+        put(n, fields, more)
+        trim()
+        fields, more = {}, 0
+      end
+      if n > 1 or size <= room then
+        fields[#fields + 1], fields[#fields + 2], more = list[i], list[i + 1], more + size
+      end
+    end
+    if #fields > 0 then
+      put(n, fields, more)
+      trim()
+    end
+  end
+  endings = {{}, {}, {}}
+end
 
--- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
-local function finish(id, key, principal, slot, n, tries, how, ending, result)
+-- Where l has a dead letter, and the part before its time, which is its group, and of that its name.
+local function entry_of(id, ending)
+  local k, n, p, texts = ending:match('^%d+ %d+ %d+ %w+ %w+ %d+ (%d+) (%d+) (%d+) (.*)$', 19)
+  local name = texts and texts:sub(k + 1, k + n) or ''
+  local group = name .. '\n' .. (texts and texts:sub(k + n + 1, k + n + p) or '')
+  return group .. '\n' .. ending:sub(2, 12) .. id, group, name
+end
+
+-- Counts a dead letter, with sign 1, or no more, with -1: it has entries in m, x, y and l.
+local function weigh_letter(id, n, ending, sign)
+  local entry, group, name = entry_of(id, ending)
+  local size = sign * (message_size(n, id, '', '', '') + ending_size(#ending) + ending_size(2 * #entry))
+  letter_bytes = math.max(0, letter_bytes + size)
+  for _, member in ipairs({'n' .. name, 'p' .. group}) do
+    loads[member] = math.max(0, (loads[member] or tonumber(redis.call('ZSCORE', g, member) or '') or 0) + size)
+  end
+  if sign > 0 then
+    add(l, entry, '0')
+  else
+    remove(l, entry)
+  end
+end
+
+-- Ends a message, of an id that its caller gave or not: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
+local function finish(id, key, principal, slot, n, tries, how, ending, given, result)
   local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
+  weigh(-size)
   use('k', key, -size)
   use('p', principal, -size)
   if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
@@ -116,16 +191,17 @@ local function finish(id, key, principal, slot, n, tries, how, ending, result)
     redis.call('HSETNX', m, id, '')
     add(y, id, ending)
     add(x, id, NOW)
-    weigh(dead_letter_size(id, n, #ending) - size)
+    weigh_letter(id, n, ending, 1)
     span = math.max(span, dead_retention)
   else
     remove(m, id)
-    weigh(-size)
+    local list = endings[given and 3 or 2]
     if how ~= 'm' then
-      endings[#endings + 1], endings[#endings + 2] = id, ending
+      list[#list + 1], list[#list + 2] = id, ending
     end
     if result and result ~= '' then
-      endings[#endings + 1], endings[#endings + 2] = id .. ' ', result
+      list = endings[1]
+      list[#list + 1], list[#list + 2] = id, result
     end
   end
   if how ~= 'm' then

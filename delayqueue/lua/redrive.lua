@@ -21,17 +21,18 @@ local function redrive(id, died)
     return ''
   end
   local losses, result, k, n, p, texts = ending:match('^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
-  local long = rec:sub(3, 3) == 'b'
-  if not losses or not rec:sub(1, 54):match('^1[pqc-][b-]%d+$') or long and redis.call('EXISTS', bodies[id]) == 0 then
+  local long = is_long(rec)
+  if not losses or not rec:sub(1, 54):match('^1[pqc-][bB=-]%d+$') or long and redis.call('EXISTS', bodies[id]) == 0 then
     return 'damaged'
   end
   local t = read(id, rec)
-  local why = refusal(t.key, t.principal, 0)
+  local size = message_size(t.n, id, t.key, t.principal, '')
+  local why = refusal(t.key, t.principal, size)
   if why then
     return why
   end
-  local size = message_size(t.n, id, t.key, t.principal, '')
-  weigh(size - dead_letter_size(id, t.n, #ending))
+  weigh(size)
+  weigh_letter(id, t.n, ending, -1)
   local number, due = next_seq(), (t.key == '' or not headed[t.key]) and now
   if t.key ~= '' and resume(t.key, id) then -- it goes before those that it halted
     number, due = t.number, now

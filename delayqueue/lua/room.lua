@@ -11,9 +11,7 @@ local function expire(id)
   end
 end
 
--- Why there is no room for a message of a key; nil if there is. What is full of messages that are too old
--- is not full, nor of what has ended: of that the oldest is forgotten, until it takes half of all, but
--- nothing of the last minute.
+-- Why there is no room for a message of a key; nil if there is. What is full of messages that are too old is not full.
 local function refusal(key, principal, size)
   local why = full(key, principal, 1, size)
   if not why or steps <= 0 then
@@ -29,6 +27,6 @@ local function refusal(key, principal, size)
   end
   tidy()
   all, lengths, headed = redis.call('HLEN', m), {}, {}
-  read_buckets()
+  read_rings()
   return full(key, principal, 1, size)
 end

@@ -6,8 +6,8 @@
 -- ARGV[3]   claim lease, in ms, of what is claimed next
 -- ARGV[4]   a time of Redis in ms, no later than the ends of the claims that the first tries of these settlements made
 -- ARGV[5..] for each claim: id, key or '', principal or '', seq, attempts as they were sent to the worker, and
---   how     d  it is done
---           E  it expires: it would be too old for its next attempt
+--   how     d  it is done; then g if the caller gave its id
+--           E  it expires: it would be too old for its next attempt; then g as well
 --           x  it becomes a dead letter; then p if that halts the messages of its key, k if it halts its key, else -
 --           m  it was carried over to another partition: it is removed here
 --           r  the attempt failed; the message goes back
@@ -21,7 +21,8 @@
 --   which   of the next: k the next of its key, which the caller holds; a what is due
 -- returns   for each claim a number, or it and the next message, if one was claimed: now, or when
 --           the call was sent before: 1 when it was the caller's, else 0;
---           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0
+--           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0, and how
+--           many dead letters were forgotten for lack of room, with the name of the last after a space
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
@@ -49,7 +50,7 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
   elseif bodies[id] then
     freed[#freed + 1] = id
   end
-  finish(id, key, principal, slot, tonumber(size), tries:sub(2), letter, ending, result)
+  finish(id, key, principal, slot, tonumber(size), tries:sub(2), letter, ending, how:sub(2, 2) == 'g', result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
     remove(f, seq ~= '' and key .. '\n' .. seq .. id or fifo(key, '1')[1])
   end
@@ -109,7 +110,7 @@ for key, token in pairs(heads) do
 end
 want_due(due)
 start(lease, BYTES, replies)
-tidy()
+tidy(#back == 0 and lease) -- what is given back runs by r until then
 
 -- The functions of what is rarer are made where they are needed.
 if #others > 0 then
@@ -127,7 +128,7 @@ if #others > 0 then
     local n, id, mark, token = unpack(other)
     local state = redis.call('HGET', r, id)
     local found = state and state:sub(2, 7) == mark -- whether it was settled as it is to be
-    for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
+    for _, name in ipairs({y, unpack(KEYS, MADE, GIVEN + BUCKETS - 1)}) do
       local ending = redis.call('HGET', name, id)
       found = found or ending and ending:sub(13, 18) == mark
     end
@@ -137,7 +138,14 @@ end
 if #back > 0 then
   -- #include back.lua
 end
+local forgotten = '0 '
+if letter_bytes > HISTORY then
+  -- #include letters.lua
+  forgotten = forget_most(#states + 20)
+  tidy()
+end
 span = math.max(span, lease + retention)
 replies[#states + 1] = reply_now()
 replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
+replies[#states + 3] = forgotten
 return conclude(replies)

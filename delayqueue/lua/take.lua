@@ -1,47 +1,97 @@
 -- Gives messages to workers, for claim.lua and settle.lua: want → start; after ended.lua.
-local wanted, members, queued_after, tokens, since = {}, {}, {}, {}, {}
+local LOOK = 256 -- how many messages that are due a script looks at, at least
+local wanted, members, places, tokens, since = {}, {}, {}, {}, {}
 local asked = {} -- token -> where in the replies stands what it claims; nil: at the end
 local payloads = 0 -- bytes that were given
 
 -- Has a message, its key's head if it has one, given to a worker by start(). It was due since then, in ms.
-local function want(id, member, places, token, due)
+local function want(id, member, queued, token, due)
   local n = #wanted + 1
-  wanted[n], members[n], queued_after[n], tokens[n], since[n] = id, member, places and places[2] and 1 or 0, token, due
+  wanted[n], members[n], places[n], tokens[n], since[n] = id, member, queued or {}, token, due
 end
 
--- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
-local function join(id, key)
-  local number, rec = next_seq(), redis.call('HGET', m, id) or ''
+-- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there; true if it is not too old. What it
+-- writes is put off.
+local function join(id, key, rec, queued)
   if too_old(rec) then
     return discard(id, key, rec, 'e')
   end
-  redis.call('ZADD', f, 0, key .. '\n' .. number .. id)
-  redis.call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. rec:sub(4, 19) .. id)
-  if rec:sub(1, 1) == '1' then
-    redis.call('HSET', m, id, rec:sub(1, 3) .. number .. rec:sub(20))
+  local number = next_seq()
+  local place = key .. '\n' .. number .. id
+  add(f, place, '0')
+  for _, was in ipairs({'~', '\127', rec:sub(4, 19)}) do
+    remove(f, key .. '\n' .. was .. id)
   end
+  if rec:sub(1, 1) == '1' then
+    add(m, id, rec:sub(1, 3) .. number .. rec:sub(20))
+  end
+  queued[#queued + 1] = place
+  return true
 end
 
--- Has messages that are due given to workers, as many as there are tokens. Delayed ones join before.
+-- Has messages that are due given to workers, as many as there are tokens. Delayed ones join before; those that come behind
+-- others of their key are only to be looked at again when it is their turn. While so many join that slots stay free, these are for
+-- what became due last and need not join, so they hold up nobody. A head that is neither due later nor runs is somebody else's
+-- entry, or has lost w: see tidy(). A worker makes a dead letter of such an entry, if a member can name it.
 local function want_due(list)
-  local found = #list > 0 and redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', #list) or {}
-  for i = 1, #found / 2 do
-    local member, due = found[2 * i - 1], found[2 * i]
-    local id, key = split(member)
-    local places = key ~= '' and fifo(key, '2')
-    if places and id_at(places[1] or '', key) ~= id then
-      join(id, key)
-      places = fifo(key, '2')
+  local most = math.max(#list, LOOK)
+  local found = #list > 0 and redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', most) or {}
+  local fifos, joining, strays = {}, {}, {} -- by key its first places; ids of those that are no head; whether nobody looks at a key's
+  for i = 1, #found, 2 do
+    local id, key = split(found[i])
+    if key ~= '' then
+      fifos[key] = fifos[key] or fifo(key, '2')
+      local first = fifos[key][1]
+      local head = first and id_at(first, key) .. ' ' .. key
+      if head ~= found[i] then
+        joining[#joining + 1] = id
+        if head and strays[key] == nil then
+          strays[key] = not redis.call('ZSCORE', z, head) and not redis.call('ZSCORE', w, head)
+          unrun[key] = unrun[key] or strays[key] and 'ended' or nil
+          if strays[key] and id_at(first, key):find(' ', 1, true) then
+            remove(f, first)
+          end
+        end
+      end
+    end
+  end
+  local records = {}
+  for i, rec in ipairs(#joining > 0 and redis.call('HMGET', m, unpack(joining)) or {}) do
+    records[joining[i]] = rec or ''
+  end
+  local n = 1
+  for i = 1, #found, 2 do
+    local member, id, key = found[i], split(found[i])
+    local queued = fifos[key]
+    if n > #list then
+      break
     elseif #id == #member then -- junk
       remove(z, member)
       member = id .. ' '
+    elseif queued and id_at(queued[1] or '', key) ~= id then
+      local waits = strays[key] and redis.call('ZSCORE', f, key .. '\n' .. records[id]:sub(4, 19) .. id) or join(id, key, records[id], queued)
+      if waits and #queued > 1 then
+        remove(z, member)
+      end
     end
-    if not places or id_at(places[1] or '', key) == id then
-      want(id, member, places, list[i], due)
-    else
-      remove(z, member)
+    if not queued or id_at(queued[1] or '', key) == id then
+      want(id, member, queued, list[n], found[i + 1])
+      n = n + 1
     end
   end
+  if n <= #list and #found == 2 * most then
+    local due = redis.call('ZCOUNT', z, '-inf', NOW)
+    local latest = redis.call('ZRANGE', z, math.max(most, due - #list), due - 1, 'WITHSCORES')
+    for i = 1, #latest, 2 do
+      local member, id, key = latest[i], split(latest[i])
+      local queued = key ~= '' and fifo(key, '2')
+      if n <= #list and #id < #member and (not queued or id_at(queued[1] or '', key) == id) then
+        want(id, member, queued, list[n], latest[i + 1])
+        n = n + 1
+      end
+    end
+  end
+  apply()
 end
 
 -- A message in the reply for its worker.
@@ -59,6 +109,9 @@ local function start(lease, max_payload, replies)
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
     if is_running(state) then
       remove(z, member)
+      if not redis.call('ZSCORE', w, member) then
+        add(w, member, till)
+      end
     elseif too_old(rec) then
       discard(id, member:sub(#id + 2), rec, 'e')
     elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then -- it only expires
@@ -68,13 +121,13 @@ local function start(lease, max_payload, replies)
     else
       local tries, waited = '------1 0 0 0 ' .. token .. ' ', rec:find('^1[pq]')
       if state then
-        local mark, attempts, counted, cause = state:match('^.(......)(%d+) (%d+ %d+ %d+) %S* (.*)$')
+        local mark, attempts, counted, cause = state:match('^[w-](......)(%d+) (%d+ %d+ %d+) %S* (.*)$')
         tries = mark and mark .. attempts + 1 .. ' ' .. counted .. ' ' .. token .. ' ' .. cause or tries
         rec, waited = mark and rec or '', state:sub(1, 1) == 'w' -- its worker makes a dead letter of junk
       end
       tries = 'r' .. tries
-      replies[asked[token] or #replies + 1] = delivery(member, rec, tries, queued_after[i], waited, since[i])
-      payloads = payloads + (rec:sub(3, 3) == 'b' and read(id, rec).n or #rec)
+      replies[asked[token] or #replies + 1] = delivery(member, rec, tries, places[i][2] and 1 or 0, waited, since[i])
+      payloads = payloads + (is_long(rec) and read(id, rec).n or #rec)
       remove(z, member)
       add(w, member, till)
       add(r, id, tries)

@@ -48,8 +48,8 @@ func (config Config) ToMiddleware() (echo.MiddlewareFunc, error) {
 //
 // The key is released when the handler returns. A time-out middleware behind this one that runs the
 // handler on another goroutine returns before it does, and the handler runs on without its key: put
-// httplock.Timeout around the Echo instead. A handler that asks its own service for the same key
-// over HTTP waits for itself: see httplock.Transport.
+// httplock.Timeout around the Echo instead. locktest.RequireGuardWaits finds it in a
+// test. A handler that asks its own service for the same key over HTTP waits for itself: see httplock.Transport.
 func PerKeyWithConfig(config Config) echo.MiddlewareFunc {
 	mw, err := config.ToMiddleware()
 	if err != nil {

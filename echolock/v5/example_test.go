@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 
 	"github.com/labstack/echo/v5"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/echolock/v5"
@@ -17,13 +16,8 @@ import (
 
 // One payment at a time per order. Payments for other orders are not held up.
 func ExamplePerKey() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)
@@ -56,13 +50,8 @@ func ExamplePerKey() {
 // A whole service behind one guard, by user, with health checks let through and errors
 // in the service's own form.
 func ExampleConfig_ToMiddleware() {
-	server, err := embedded.Start() // a Redis inside this process
-	if err != nil {
-		panic(err)
-	}
-	defer server.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer func() { _ = rdb.Close() }()
+	rdb, closeRedis := embedded.Connect() // to a Redis inside this process
+	defer closeRedis()
 	locker, err := core.New(rdb)
 	if err != nil {
 		panic(err)

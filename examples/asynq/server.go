@@ -35,10 +35,8 @@ func startServer(rdb *redis.Client) (*server, error) {
 	mux.HandleFunc("book", s.book)
 
 	s.asynq, err = asynqlock.NewServer(rdb, asynq.Config{ // rdb: the Redis of the queues
-		Concurrency:              10,
-		TaskCheckInterval:        20 * time.Millisecond, // how soon an idle server finds a task, one that a release woke too
-		DelayedTaskCheckInterval: time.Second,           // how soon it finds one that was due, and that nobody woke
-		LogLevel:                 asynq.FatalLevel,      // for the example's output alone
+		Concurrency: 10,
+		LogLevel:    asynq.FatalLevel, // for the example's output alone
 	})
 	if err == nil {
 		err = s.asynq.Start(mux)

@@ -110,9 +110,7 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 		return err
 	}
 	server, err := asynqlock.NewServer(rdb, asynq.Config{
-		TaskCheckInterval:        20 * time.Millisecond, // how soon an idle server finds a task, one that a release woke too
-		DelayedTaskCheckInterval: time.Second,           // how soon it finds one that was due, and that nobody woke
-		LogLevel:                 asynq.FatalLevel,      // for the example's output alone
+		LogLevel: asynq.FatalLevel, // for the example's output alone
 	})
 	if err != nil {
 		return err

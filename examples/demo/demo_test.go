@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -147,8 +148,7 @@ func TestDemo_ServesTheConsole(t *testing.T) {
 			change := httptest.NewRequest(http.MethodPost, "http://localhost/ops/change", strings.NewReader("do=pause&queue=ship&minutes=1&why=a+test"))
 			change.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 			send(change)
-			paused, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("demo"))
-			require.NoError(t, err)
+			paused := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix("demo"))
 			stats, err := paused.Stats(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, local, stats.Paused, "only those at this machine change things")

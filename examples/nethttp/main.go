@@ -88,7 +88,7 @@ func run(ctx context.Context, redisURL, listen string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: router, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: router, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute}
 	go func() { _ = server.Serve(listener) }()
 
 	url := "http://" + listener.Addr().String()

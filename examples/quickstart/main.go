@@ -1,4 +1,4 @@
-// Command quickstart is the service of the README: three routes, one for each
+// Command quickstart is a service with a login and three routes, one for each
 // conflict policy, on the Redis at localhost:6379.
 package main
 
@@ -25,7 +25,7 @@ import (
 func main() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	r, worker, locker := service(rdb)
-	server := &http.Server{Addr: "localhost:8080", Handler: r, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Addr: "localhost:8080", Handler: r, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	served := make(chan error, 1)
 	go func() {
@@ -43,7 +43,7 @@ func main() {
 	check(err)
 }
 
-// service is what the README shows.
+// service has the routes, and the worker that runs what was parked.
 func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.Locker) {
 	r := gin.Default()
 	r.Use(login)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestMain(m *testing.M) {
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-func TestItAnswersAsTheREADMESays(t *testing.T) {
+func TestService_AnswersByItsPolicies(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		require.NoError(t, rdb.FlushDB(t.Context()).Err())
@@ -46,8 +47,7 @@ func TestItAnswersAsTheREADMESays(t *testing.T) {
 		require.NoError(t, lease.Release(t.Context()))
 		require.Equal(t, http.StatusOK, <-waited)
 
-		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"))
-		require.NoError(t, err)
+		queue := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix("shop"))
 		redistest.Eventually(t, func() bool {
 			stats, err := queue.Stats(t.Context())
 			return err == nil && stats.Totals.Done == 2

@@ -25,6 +25,7 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/locktest"
 	"github.com/perkey-go/perkey/retry"
 	"github.com/perkey-go/perkey/sqlfence"
@@ -233,8 +234,7 @@ func TestHowto_ServicesOnOneRedisSeeNothingOfEachOther(t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, 1, stats.Queued, "its own")
 	}
-	others, err := delayqueue.New(rdb, "invoices", delayqueue.WithPrefix("billing"), delayqueue.WithService("shipping"))
-	require.NoError(t, err)
-	_, err = others.Enqueue(t.Context(), job)
+	others := testbed.NewQueue(t, rdb, "invoices", delayqueue.WithPrefix("billing"), delayqueue.WithService("shipping"))
+	_, err := others.Enqueue(t.Context(), job)
 	require.ErrorIs(t, err, delayqueue.ErrOtherService)
 }

@@ -12,6 +12,9 @@ import (
 // than Width may be in flight.
 const slow = 20 * time.Millisecond
 
+// calm: and nothing was late for this long. Else the server has too much to do, and more in flight would make it worse.
+const calm = time.Second
+
 // ErrClosed is the error of Add when no goroutine can be started.
 var ErrClosed = errors.New("groupcommit: closed")
 
@@ -22,8 +25,14 @@ type Options[T any] struct {
 	// Fits returns how many of the first items of a queue go into a batch, at least one. Nil: all.
 	// It must not call the group.
 	Fits func(queue []T) int
+	// First reports whether an item goes before those that are waiting. Nil: none does.
+	First func(item T) bool
 	// Gone reports whether the caller of an item has left. It must not call the group.
 	Gone func(item T) bool
+	// Late reports whether an item that is run now would be done too late for its caller, who has not left. It is asked while
+	// the group is overloaded: batches are in flight, and what waits does not fit into one. What is late waits until nothing is in
+	// flight. Nil: nothing is. It must not call the group.
+	Late func(item T) bool
 	// Drop is called with items that are not run because their callers have left. It may be nil.
 	Drop func(items []T)
 
@@ -49,12 +58,15 @@ type Group[T any] struct {
 	o Options[T]
 
 	mu      sync.Mutex
-	queue   []T
+	first   []T
+	queue   []T       // after these
+	behind  []T       // what is late
 	left    int       // callers that have left since clearUp last ran
 	out     int       // goroutines that run a batch, or are about to take one
 	running int       // batches in flight
 	latest  int       // number of the latest batch
 	since   time.Time // when it began
+	late    time.Time // when an item was last Late
 	watched bool      // a timer will check whether it is slow
 	work    sync.Cond
 	idle    int   // goroutines that wait for work
@@ -76,17 +88,32 @@ func (g *Group[T]) Add(items ...T) error {
 	if g.err != nil {
 		return g.err
 	}
-	if !g.launch(len(g.queue) + len(items)) {
+	if !g.launch(g.waiting() + len(items)) {
 		return ErrClosed
 	}
-	g.queue = append(g.queue, items...)
+	for _, item := range items {
+		if g.o.First != nil && g.o.First(item) {
+			g.first = append(g.first, item)
+		} else {
+			g.queue = append(g.queue, item)
+		}
+	}
 	return nil
+}
+
+// waiting is how many items can be run now. Called with mu held.
+func (g *Group[T]) waiting() int {
+	n := len(g.first) + len(g.queue)
+	if g.running == 0 {
+		n += len(g.behind)
+	}
+	return n
 }
 
 // launch starts a goroutine for a queue of so many items, if few batches are in flight or they are
 // slow. It reports false if none can be started. Called with mu held.
 func (g *Group[T]) launch(items int) bool {
-	if g.out < g.o.Width && (g.out == 0 || g.enough(items)) || g.out < g.o.Max && time.Since(g.since) >= slow {
+	if g.out < g.o.Width && (g.out == 0 || g.enough(items)) || g.out < g.o.Max && time.Since(g.since) >= slow && time.Since(g.late) >= calm {
 		if !g.start() {
 			return false
 		}
@@ -109,8 +136,8 @@ func (g *Group[T]) watch() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.watched = false
-		if len(g.queue) > 0 {
-			g.launch(len(g.queue))
+		if n := g.waiting(); n > 0 {
+			g.launch(n)
 		}
 	})
 }
@@ -140,18 +167,18 @@ func (g *Group[T]) run() {
 			g.mu.Unlock()
 			runtime.Gosched() // let callers that were just woken join this batch
 			g.mu.Lock()
-			if len(g.queue) == 0 {
+			if g.waiting() == 0 {
 				break
 			}
-			if number > 0 && g.running > 0 && !g.enough(len(g.queue)) { // the items wait for that batch
+			if number > 0 && g.running > 0 && !g.enough(g.waiting()) { // the items wait for that batch
 				g.watch()
 				break
 			}
 			if g.out > g.o.Width && number > 0 && number < g.latest { // batches are not slow any more
 				break
 			}
-			gone := g.clearUp(0)
-			batch = g.take(batch[:0])
+			var gone []T
+			batch, gone = g.take(batch[:0])
 			number = g.latest
 			g.running++
 			g.mu.Unlock()
@@ -172,19 +199,54 @@ func (g *Group[T]) run() {
 	}
 }
 
-// take moves the items of the next batch from the queue to batch. Called with mu held.
-func (g *Group[T]) take(batch []T) []T {
-	n := len(g.queue)
-	if g.o.Fits != nil && n > 0 {
-		n = g.o.Fits(g.queue)
+// take moves the items of the next batch from where they wait to batch, and returns those that it met whose callers have left. Called
+// with mu held.
+func (g *Group[T]) take(batch []T) (taken, gone []T) {
+	if g.o.Late == nil { // Fits is to see what is left
+		gone = g.clearUp(0)
 	}
-	batch = append(batch, g.queue[:n]...)
-	if g.queue = slices.Delete(g.queue, 0, n); len(g.queue) > 0 {
+	n := g.fits(g.first)
+	batch = append(batch, g.first[:n]...)
+	g.first = slices.Delete(g.first, 0, n)
+	room := g.fits(g.queue)
+	if g.o.Fits != nil {
+		room -= n
+	}
+	overloaded := g.o.Late != nil && g.running > 0 && room < len(g.queue)
+	i := 0
+	for ; i < len(g.queue) && room > 0; i++ {
+		switch item := g.queue[i]; {
+		case g.o.Late != nil && g.o.Gone(item):
+			g.left = max(g.left-1, 0)
+			gone = append(gone, item)
+		case overloaded && g.o.Late(item):
+			g.late = time.Now()
+			g.behind = append(g.behind, item)
+		default:
+			batch = append(batch, item)
+			room--
+		}
+	}
+	g.queue = slices.Delete(g.queue, 0, i)
+	if len(batch) == 0 && g.running == 0 { // the last have most time
+		gone = append(gone, g.clearUp(-1)...)
+		kept := len(g.behind) - g.fits(g.behind)
+		batch = append(batch, g.behind[kept:]...)
+		g.behind = slices.Delete(g.behind, kept, len(g.behind))
+	}
+	if g.waiting() > 0 {
 		g.watch()
 	}
 	g.latest++
 	g.since = time.Now()
-	return batch
+	return batch, gone
+}
+
+func (g *Group[T]) fits(queue []T) int {
+	if g.o.Fits == nil || len(queue) == 0 {
+		return len(queue)
+	}
+	return g.o.Fits(queue)
 }
 
 // Enter lets a caller that would wait for its item do the work itself, if no batch is in flight or
@@ -194,7 +256,7 @@ func (g *Group[T]) take(batch []T) []T {
 func (g *Group[T]) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.running > 0 || len(g.queue) > 0 || g.out >= g.o.Width || g.err != nil {
+	if g.running > 0 || g.waiting() > 0 || g.out >= g.o.Width || g.err != nil {
 		return false
 	}
 	g.out++
@@ -207,7 +269,7 @@ func (g *Group[T]) Leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running--
-	if len(g.queue) == 0 || !g.start() { // else another goroutine takes its place
+	if g.waiting() == 0 || !g.start() { // else another goroutine takes its place
 		g.out--
 	}
 }
@@ -217,7 +279,7 @@ func (g *Group[T]) Leave() {
 func (g *Group[T]) Forget() {
 	g.mu.Lock()
 	g.left++
-	gone := g.clearUp(len(g.queue) / 2)
+	gone := g.clearUp((g.waiting() + len(g.behind)) / 2)
 	g.mu.Unlock()
 	g.drop(gone)
 }
@@ -229,13 +291,16 @@ func (g *Group[T]) clearUp(more int) (gone []T) {
 		return nil
 	}
 	g.left = 0
-	g.queue = slices.DeleteFunc(g.queue, func(item T) bool {
+	isGone := func(item T) bool {
 		is := g.o.Gone(item)
 		if is {
 			gone = append(gone, item)
 		}
 		return is
-	})
+	}
+	for _, items := range []*[]T{&g.first, &g.queue, &g.behind} {
+		*items = slices.DeleteFunc(*items, isGone)
+	}
 	return gone
 }
 
@@ -253,15 +318,16 @@ func (g *Group[T]) Refuse(err error) (queue []T, refused bool) {
 	if g.err != nil || g.closed {
 		return nil, false
 	}
-	queue, g.queue, g.err = g.queue, nil, err
+	queue = slices.Concat(g.first, g.queue, g.behind)
+	g.first, g.queue, g.behind, g.err = nil, nil, nil, err
 	return queue, true
 }
 
-// Refuses reports whether Refuse is in effect.
-func (g *Group[T]) Refuses() bool {
+// Refused is the error given to Refuse, while that is in effect.
+func (g *Group[T]) Refused() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.err != nil
+	return g.err
 }
 
 // Accept ends Refuse. It reports whether that was in effect.

@@ -118,6 +118,58 @@ func TestAdd_ABatchHasWhatFits(t *testing.T) {
 	})
 }
 
+func TestAdd_WhatIsFirstGoesBeforeTheOthers(t *testing.T) {
+	two := func(queue []int) int { return min(2, len(queue)) }
+	even := func(n int) bool { return n%2 == 0 }
+	play(t, groupcommit.Options[int]{Width: 1, Max: 1, Fits: two, First: even}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
+		require.NoError(t, g.Add(-1))
+		synctest.Wait()
+		require.NoError(t, g.Add(1, 2, 3, 4, 6))
+		close(s.letGo)
+		synctest.Wait()
+		require.Equal(t, [][]int{{-1}, {2, 4}, {6, 1}, {3}}, s.ran())
+	})
+}
+
+func TestFits_IsAskedOfWhatIsLeft(t *testing.T) {
+	oddAlone := func(queue []int) int { return min(len(queue), 2-queue[0]%2) }
+	o := groupcommit.Options[int]{Width: 1, Max: 1, Fits: oddAlone, Gone: func(n int) bool { return n == 8 }}
+	play(t, o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
+		require.NoError(t, g.Add(-1))
+		synctest.Wait()
+		require.NoError(t, g.Add(8, 1, 3))
+		g.Forget()
+		close(s.letGo)
+		synctest.Wait()
+		require.Equal(t, [][]int{{-1}, {1}, {3}}, s.ran())
+	})
+}
+
+func TestLate_IsAskedOfWhatDoesNotFitBesideOthers(t *testing.T) {
+	two := func(queue []int) int { return min(2, len(queue)) }
+	o := groupcommit.Options[int]{
+		Width: 2, Max: 4, Fits: two, Late: func(n int) bool { return n > 10 }, Gone: func(int) bool { return false },
+	}
+	play(t, o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
+		for _, n := range []int{-1, -2} {
+			require.NoError(t, g.Add(n))
+			synctest.Wait()
+		}
+		require.NoError(t, g.Add(11, 1, 12, 2, -3, 13))
+		time.Sleep(30 * time.Millisecond) // those are slow: one more may be in flight
+		require.Equal(t, [][]int{{-1}, {-2}, {1, 2}, {-3, 13}}, s.ran(), "the last two fit")
+		require.NoError(t, g.Add(3))
+		time.Sleep(30 * time.Millisecond)
+		require.Len(t, s.ran(), 4, "something was late just now")
+		time.Sleep(time.Second)
+		require.Equal(t, []int{3}, s.ran()[4])
+		close(s.letGo)
+		synctest.Wait()
+		require.Equal(t, []int{11, 12}, s.ran()[5], "nothing is in flight")
+		require.Len(t, s.ran(), 6)
+	})
+}
+
 func TestAdd_TooFewWaitForTheBatchUnderWay(t *testing.T) {
 	three := func(items int) bool { return items >= 3 }
 	play(t, groupcommit.Options[int]{Width: 2, Max: 3, Enough: three}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
@@ -222,7 +274,7 @@ func TestRefuse_TheQueueIsReturnedUntilAccept(t *testing.T) {
 		close(s.letGo)
 		synctest.Wait()
 		require.False(t, g.Enter())
-		require.True(t, g.Refuses())
+		require.Error(t, g.Refused())
 		require.True(t, g.Accept())
 		require.False(t, g.Accept())
 		require.NoError(t, g.Add(4))

@@ -19,15 +19,16 @@ import (
 var ErrSealed = errors.New("cannot be opened")
 
 // These match ErrSealed too. They do not mean that something is wrong with what is stored: another
-// process may have the key, or be of a newer release.
+// process may have the key, be of a newer release, or accept what is not sealed.
 var (
+	errUnsealed       = fmt.Errorf("%w: it is not sealed", ErrSealed)
 	ErrUnknownKey     = fmt.Errorf("%w: its key is unknown", ErrSealed)
 	errUnknownVersion = fmt.Errorf("%w: its version is unknown", ErrSealed)
 )
 
 // MayOpenElsewhere reports whether another process may be able to open what this one cannot.
 func MayOpenElsewhere(err error) bool {
-	return errors.Is(err, ErrUnknownKey) || errors.Is(err, errUnknownVersion)
+	return errors.Is(err, ErrUnknownKey) || errors.Is(err, errUnknownVersion) || errors.Is(err, errUnsealed)
 }
 
 const (
@@ -39,7 +40,7 @@ const (
 
 // Keyring is delayqueue.Keyring, which documents it.
 type Keyring struct {
-	// Current is the id of the key that seals.
+	// Current is the id of the key that seals. With AcceptUnsealed it may be empty: nothing is sealed yet.
 	Current string
 	// Keys are the keys by their ids. Each opens what it has sealed, whichever is Current.
 	Keys map[string][]byte
@@ -52,7 +53,9 @@ type Keyring struct {
 // String names the Current key and says how many there are.
 func (k Keyring) String() string {
 	current := "invalid"
-	if checkKeyID(k.Current) == nil { // else it may be a key that got into the wrong field
+	if k.Current == "" && k.AcceptUnsealed {
+		current = "none"
+	} else if checkKeyID(k.Current) == nil { // else it may be a key that got into the wrong field
 		current = k.Current
 	}
 	return fmt.Sprintf("Keyring(current %s, of %d)", current, len(k.Keys))
@@ -100,6 +103,9 @@ func Check(k Keyring) error {
 			return fmt.Errorf("keys %q and %q are the same", other, id)
 		}
 		owner[string(key)] = id
+	}
+	if k.Current == "" && k.AcceptUnsealed {
+		return nil
 	}
 	if err := checkKeyID(k.Current); err != nil {
 		return fmt.Errorf("the id of Current: %w", err)
@@ -163,12 +169,15 @@ func New(keys Keyring) (*Sealer, error) {
 	return s, nil
 }
 
+// Seals reports whether there is a current key.
+func (s *Sealer) Seals() bool { return s != nil && s.current != "" }
+
 // AcceptsUnsealed returns the Keyring's AcceptUnsealed.
 func (s *Sealer) AcceptsUnsealed() bool { return s != nil && s.unsealed }
 
-// Seal seals plain, which belongs to of. A nil Sealer returns it unchanged.
+// Seal seals plain, which belongs to of. A Sealer without a current key returns it unchanged.
 func (s *Sealer) Seal(plain []byte, of ...string) []byte {
-	if s == nil {
+	if !s.Seals() {
 		return plain
 	}
 	header := make([]byte, 0, Overhead+len(plain))
@@ -228,7 +237,7 @@ func (s *Sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error
 		return nil, nil, fmt.Errorf("%w: %s", why, fmt.Sprintf(format, args...))
 	}
 	if !bytes.HasPrefix(stored, []byte(Magic)) {
-		return refuse(ErrSealed, "it is not sealed: give WithEncryption to every process, and set Keyring.AcceptUnsealed while data from before is left")
+		return refuse(errUnsealed, "give WithEncryption to every process, and set Keyring.AcceptUnsealed while data from before is left")
 	}
 	sealed := stored[len(Magic):]
 	if len(sealed) < 2 {

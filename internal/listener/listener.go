@@ -53,6 +53,8 @@ const (
 	checkUncounted = "0" // the server counted none
 )
 
+var errRenewed = errors.New("listener: Redis did not answer for some time")
+
 var errElsewhere = errors.New("listener: the client's commands go to another server than its subscription")
 
 // Client is the part of a go-redis client that a Listener needs.
@@ -107,6 +109,7 @@ type Listener struct {
 	ctx   context.Context
 	stop  context.CancelFunc
 	done  chan struct{}
+	renew atomic.Pointer[context.CancelCauseFunc] // ends the present subscription
 	// The goroutines that check subscriptions. One that waits for a server which hangs
 	// outlives its subscription, and does not delay the next.
 	checks sync.WaitGroup
@@ -145,6 +148,13 @@ func (l *Listener) Up() bool { return l.up.Load() }
 // replica, and receive messages there.
 func (l *Listener) Counted() bool { return l.count.Load() }
 
+// Renew subscribes anew: the present subscription's connection may be dead.
+func (l *Listener) Renew() {
+	if renew := l.renew.Load(); renew != nil {
+		(*renew)(errRenewed)
+	}
+}
+
 // Close ends the subscription and waits for its goroutine. It may be called
 // twice, and before Start.
 func (l *Listener) Close() {
@@ -179,6 +189,7 @@ func (l *Listener) run() {
 // listen holds one subscription until it fails, and reports whether it was up.
 func (l *Listener) listen() (wasUp bool, err error) {
 	ctx, cancel := context.WithCancelCause(l.ctx)
+	l.renew.Store(&cancel)
 	channels := []string{l.channel}
 	if l.check != "" {
 		channels = append(channels, l.check)

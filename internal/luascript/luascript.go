@@ -177,9 +177,14 @@ func (c *Call) missed() bool {
 
 // reset prepares the call to be sent again.
 func (c *Call) reset(source bool) {
+	args := c.Args()
 	if source {
-		args := c.Args()
 		args[0], args[1] = "eval", c.script.source
+	}
+	for _, arg := range args {
+		if n, ok := arg.(*Counted); ok {
+			n.writes.Store(0) // nothing has run yet
+		}
 	}
 	c.SetErr(nil)
 }

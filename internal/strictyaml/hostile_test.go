@@ -107,7 +107,7 @@ func TestDecode_HostileDocuments(t *testing.T) {
 			}
 			assert.LessOrEqual(t, len(problems), 51)
 			assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)>>20, uint64(100), "MB allocated in all")
-			assert.Less(t, took, 5*time.Second, "0.1 s on an idle machine")
+			assert.Less(t, took, time.Minute, "0.1 s on an idle machine; minutes without the bounds")
 		})
 	}
 }

@@ -183,8 +183,10 @@ func syntaxProblem(text string, where Place, message string) string {
 		}
 	}
 	problem := "is not valid YAML: " + quotation.ReplaceAllString(printable(message), "…")
-	if strings.Contains(message, "'}' must be specified") {
-		problem += "; text with a colon or braces needs quotes"
+	for _, unquoted := range []string{"'}' must be specified", "']' must be specified", "invalid key for this map"} {
+		if strings.Contains(message, unquoted) {
+			return problem + `; text with a colon or braces needs quotes, as in {"POST /orders/:id": pay}`
+		}
 	}
 	return problem
 }

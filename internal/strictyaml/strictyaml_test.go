@@ -162,6 +162,7 @@ func TestDecode_Problems(t *testing.T) {
 		"shape: {form: 5}":                         {"1:15 shape.form: expected a form, got 5"},
 		"shape: {from: x}\nlist: [{}]":             {`1:9 shape.from: unknown field; did you mean "form"?`, "2:8 list[0]: expected a single value, got a mapping; text with a colon or braces needs quotes"},
 		"shape: {other: x}":                        {`1:1 shape: missing field "form"`},
+		"login: {user: '${hunter2}'}":              {"1:15 login.user: the environment variable is not set; its name is not shown, since with lower-case letters it may be a password"},
 		"login: {user: '${NO}-${EMPTY}'}":          {"1:15 login.user: the environment variable NO is not set", "1:15 login.user: the environment variable EMPTY is not set"},
 		"login: {user: '${a b}', password: '${'}": {
 			"1:15 login.user: expected the name of an environment variable after ${, as in ${NAME}; $${ stands for the two characters",
@@ -176,7 +177,7 @@ func TestDecode_Problems(t *testing.T) {
 		"# c":                                   {"0:0 : is empty"},
 		"---\ntext: a\n---\ntext: b":            {"4:1 : expected one YAML document, got another"},
 		"text: [1":                              {"1:7 : is not valid YAML: sequence end token ']' not found"},
-		"shape: {form: order:{a}}":              {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes"},
+		"shape: {form: order:{a}}":              {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes, as in {\"POST /orders/:id\": pay}"},
 		strings.Repeat("n", 513) + ": 1":        {"1:1 : the name has 513 bytes; expected at most 512"},
 		strings.Repeat("n", 512) + ": 1":        {`1:1 "` + strings.Repeat("n", 80) + `…": unknown field` + names},
 		"text: |hunter2":                        {"1:7 : is not valid YAML: invalid header option: …"},
@@ -192,7 +193,7 @@ func TestDecode_Problems(t *testing.T) {
 		},
 		"? a\n: b":         {"1:1 : keys that begin with ? are not supported; write NAME: VALUE"},
 		"%YAML 1.2\n---\n": {"1:1 : directives are not supported; remove it"},
-		"[a]: b":           {"1:4 : is not valid YAML: found an invalid key for this map"},
+		"[a]: b":           {"1:4 : is not valid YAML: found an invalid key for this map; text with a colon or braces needs quotes, as in {\"POST /orders/:id\": pay}"},
 	} {
 		_, problems := decode(text)
 		assert.Equal(t, want, problems, "%q", text)

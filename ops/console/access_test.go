@@ -23,6 +23,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 	"github.com/perkey-go/perkey/ops/console"
 )
@@ -77,8 +78,7 @@ func TestConsole_UnlocksKeysOfAnyBytes(t *testing.T) {
 	env := redistest.Embedded(t)
 	server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
 	for _, key := range []string{"order:\xff\xfe", `"><b>&amp;%2F+ ?#`, "\u202egnp"} {
-		lease, err := locker.TryAcquire(t.Context(), key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, key)
 		_, body, _ := get(t, fmt.Sprintf("%s/change?do=unlock&key=%s&fence=%d", server.URL, url.QueryEscape(key), lease.Fence()))
 		form := action.FindStringSubmatch(strings.ToValidUTF8(body, "\ufffd"))
 		require.NotNil(t, form, body)
@@ -107,8 +107,7 @@ func TestConsole_SurvivesAPanicOfALogger(t *testing.T) {
 	server, _ := newConsole(t, env, func(o *console.Options) {
 		o.Changes, o.Authorize, o.Log = true, everyone, slog.New(panics{slog.DiscardHandler})
 	})
-	_, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
-	require.NoError(t, err)
+	_ = testbed.NewQueue(t, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
 	code, body := post(t, server.URL+"/change", nil, "do", "pause", "queue", "q", "minutes", "5", "why", "w")
 	assert.Equal(t, http.StatusInternalServerError, code, body)
 }

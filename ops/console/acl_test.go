@@ -6,11 +6,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops/console"
 )
 
@@ -21,12 +21,9 @@ func TestConsole_SmallestRights(t *testing.T) {
 	redistest.AddUser(t, admin, "console", redistest.Rights(t, "locks", "locks of parked work, Inspect", "List", "queues", "Idempotency-Keys",
 		"ops.Audit", "ops.ReadFleet", "a console"))
 	holder := newLocker(t, admin, "perkey")
-	_, err := holder.TryAcquire(t.Context(), "k", core.Shared())
-	require.NoError(t, err)
-	q, err := delayqueue.New(admin, "q")
-	require.NoError(t, err)
-	_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "k"})
-	require.NoError(t, err)
+	testbed.Take(t, holder, "k", core.Shared())
+	q := testbed.NewQueue(t, admin, "q")
+	testbed.Enqueue(t, q, delayqueue.Job{ID: "m", Key: "k"})
 	env := &redistest.Env{Addr: admin.Options().Addr, Prefix: "perkey"}
 	server, _ := newConsole(t, env, func(o *console.Options) {
 		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "console", Password: redistest.Password})

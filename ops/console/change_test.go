@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 	"github.com/perkey-go/perkey/ops/console"
 )
@@ -36,12 +37,9 @@ func TestConsole_IsReadOnlyUnlessToldOtherwise(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			env := redistest.Embedded(t)
 			server, locker := newConsole(t, env, change)
-			lease, err := locker.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
-			q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
-			require.NoError(t, err)
-			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "other"})
-			require.NoError(t, err)
+			lease := testbed.Take(t, locker, "k")
+			q := testbed.NewQueue(t, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+			testbed.Enqueue(t, q, delayqueue.Job{ID: "m", Key: "other"})
 			for _, form := range [][]string{
 				{"do", "unlock", "key", "k", "fence", fmt.Sprint(lease.Fence())}, {"do", "cancel", "queue", "q", "id", "m"}, {"do", "pause", "queue", "q", "minutes", "5"},
 			} {
@@ -64,8 +62,7 @@ func TestConsole_IsReadOnlyUnlessToldOtherwise(t *testing.T) {
 func TestConsole_ChangesNameWhatWasSeen(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
-		lease, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, "k")
 		unlock := func(fence int64, header http.Header, why string) (int, string) {
 			return post(t, server.URL+"/change", header, "do", "unlock", "key", "k", "fence", fmt.Sprint(fence), "why", why)
 		}
@@ -98,11 +95,9 @@ func TestConsole_ChangesNameWhatWasSeen(t *testing.T) {
 func TestConsole_BulkChangesCountFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
-		q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
+		q := testbed.NewQueue(t, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
 		for i := range 3 {
-			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("m", i), Name: "n", Payload: []byte("secret-payload")})
-			require.NoError(t, err)
+			testbed.Enqueue(t, q, delayqueue.Job{ID: fmt.Sprint("m", i), Name: "n", Payload: []byte("secret-payload")})
 		}
 		die(t, q, locker, "the cause")
 		_, body, _ := get(t, server.URL+"/dead")
@@ -136,10 +131,8 @@ func TestConsole_BulkChangesCountFirst(t *testing.T) {
 func TestConsole_ChangesTheQueueThatItShows(t *testing.T) {
 	here, there := redistest.Embedded(t), redistest.Embedded(t)
 	queue := func(rdb redis.UniversalClient) *delayqueue.Queue {
-		q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(here.Prefix))
-		require.NoError(t, err)
-		_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "k"})
-		require.NoError(t, err)
+		q := testbed.NewQueue(t, rdb, "q", delayqueue.WithPrefix(here.Prefix))
+		testbed.Enqueue(t, q, delayqueue.Job{ID: "m", Key: "k"})
 		return q
 	}
 	elsewhere := redistest.Client(t, &redis.Options{Addr: there.Addr})

@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 	"github.com/perkey-go/perkey/ops/console"
 )
@@ -32,17 +33,12 @@ func TestConsole_KeysAsHashes(t *testing.T) {
 	secret := []byte(strings.Repeat("s", 32))
 	server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize, o.KeySecret = true, everyone, secret })
 
-	q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "d", Key: dead})
-	require.NoError(t, err)
+	q := testbed.NewQueue(t, rdb, "q", delayqueue.WithPrefix(env.Prefix))
+	testbed.Enqueue(t, q, delayqueue.Job{ID: "d", Key: dead})
 	die(t, q, locker, "the cause")
-	lease, err := holder.TryAcquire(t.Context(), key, core.Named("work", "req-1"))
-	require.NoError(t, err)
-	_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: key})
-	require.NoError(t, err)
-	_, err = holder.TryAcquire(t.Context(), lost)
-	require.NoError(t, err)
+	lease := testbed.Take(t, holder, key, core.Named("work", "req-1"))
+	testbed.Enqueue(t, q, delayqueue.Job{ID: "m", Key: key})
+	testbed.Take(t, holder, lost)
 	require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:"+lost).Err())
 	go func() { _, _ = holder.Acquire(t.Context(), key) }() // it is hot, and waited for
 	audit, err := ops.NewAudit(rdb, env.Prefix, nil)

@@ -3,8 +3,7 @@
 // ran on which Redis. It fails if PERKEY_REQUIRE_REDIS=1 and none ran on a real
 // one. Of a package that failed it names the tests that had begun and not ended, and when go test
 // ends one by a panic or a timeout, the goroutines that run code of this module. What the race detector found comes
-// last: it is told in the name of some test, which may have passed. With -slowest=N it lists the N tests that took longest, and with -again=FILE it writes
-// the tests that failed there, to be run alone.
+// last: it is told in the name of some test, which may have passed. With -slowest=N it lists the N tests that took longest.
 package main
 
 import (
@@ -30,7 +29,6 @@ type event struct {
 
 func main() {
 	slowest := flag.Int("slowest", 0, "how many of the slowest tests to list")
-	again := flag.String("again", "", "a file for the tests that failed")
 	flag.Parse()
 	var r report
 	if err := r.read(os.Stdin, os.Stdout); err != nil {
@@ -43,11 +41,6 @@ func main() {
 	if os.Getenv("PERKEY_REQUIRE_REDIS") == "1" && r.real == 0 {
 		fmt.Println("FAIL: PERKEY_REQUIRE_REDIS=1, and no test ran on a real Redis")
 		os.Exit(1)
-	}
-	if tests := r.toRunAgain(); *again != "" && tests != "" {
-		if err := os.WriteFile(*again, []byte(tests), 0o600); err != nil {
-			fmt.Fprintln(os.Stderr, "testreport:", err)
-		}
 	}
 	if r.failed > 0 || r.failedPackages > 0 {
 		os.Exit(1)
@@ -138,23 +131,6 @@ func (r *report) count(e event) {
 			r.real++
 		}
 	}
-}
-
-// toRunAgain is a line for each test that failed: its package and name. It is empty if a
-// package failed otherwise, by a panic, a time-out or a data race: that is no matter of load.
-func (r *report) toRunAgain() string {
-	var lines strings.Builder
-	packages := map[string]bool{}
-	for _, e := range r.ended {
-		if e.Action == "fail" && e.Test != "" && !strings.Contains(e.Test, "/") {
-			packages[e.Package] = true
-			fmt.Fprintln(&lines, e.Package, e.Test)
-		}
-	}
-	if len(r.races) > 0 || len(packages) < r.failedPackages {
-		return ""
-	}
-	return lines.String()
 }
 
 // showSlowest prints the packages and tests that took longest. The time of a test with

@@ -93,23 +93,6 @@ func TestReport_ListsTheSlowest(t *testing.T) {
 	r.showSlowest(io.Discard, 100)
 }
 
-func TestReport_OnlyTestsThatFailedByThemselvesRunAgain(t *testing.T) {
-	failed := `{"Action":"fail","Package":"p","Test":"TestA/real"}
-{"Action":"fail","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p"}
-`
-	for input, want := range map[string]string{
-		failed: "p TestA\n",
-		failed + `{"Action":"output","Package":"p","Output":"WARNING: DATA RACE"}` + "\n": "",
-		failed + `{"Action":"fail","Package":"q"}` + "\n":                                 "",
-		"": "",
-	} {
-		var r report
-		require.NoError(t, r.read(strings.NewReader(input), io.Discard))
-		require.Equal(t, want, r.toRunAgain(), input)
-	}
-}
-
 // A race is told in the name of the test that said something last.
 func TestReport_ShowsRacesThatAPassingTestTells(t *testing.T) {
 	in := strings.Join([]string{

@@ -16,16 +16,14 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/sqlfence"
 )
 
 func newLocker(t *testing.T) *core.Locker {
 	t.Helper()
 	env := redistest.Embedded(t)
-	locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	return locker
+	return testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix))
 }
 
 // holders are leases of one key, of which each but the last was taken away while its holder
@@ -34,8 +32,7 @@ func holders(t *testing.T, key string, n int) (leases []*core.Lease) {
 	t.Helper()
 	locker := newLocker(t)
 	for len(leases) < n {
-		lease, err := locker.TryAcquire(t.Context(), key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, key)
 		leases = append(leases, lease)
 		taken, err := locker.ForceRelease(t.Context(), key, lease.Fence())
 		require.NoError(t, err)
@@ -168,12 +165,9 @@ func TestLeases_ThatCannotClaim(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db *database) {
 		createShop(t, db, "42")
 		locker := newLocker(t)
-		shared, err := locker.TryAcquire(t.Context(), "shared", core.Shared())
-		require.NoError(t, err)
-		counted, err := locker.TryAcquire(t.Context(), "counted", core.Counted(2))
-		require.NoError(t, err)
-		downgraded, err := locker.TryAcquire(t.Context(), "downgraded")
-		require.NoError(t, err)
+		shared := testbed.Take(t, locker, "shared", core.Shared())
+		counted := testbed.Take(t, locker, "counted", core.Counted(2))
+		downgraded := testbed.Take(t, locker, "downgraded")
 		require.NoError(t, db.fences.Claim(t.Context(), db, downgraded))
 		require.NoError(t, downgraded.Downgrade(t.Context()))
 		for lease, want := range map[*core.Lease]error{
@@ -207,8 +201,7 @@ func TestWrite_ChecksEachKeyOfASet(t *testing.T) {
 		}
 		require.NoError(t, transfer())
 		require.NoError(t, set.Release(t.Context()))
-		newer, err := locker.TryAcquire(t.Context(), "wallet:b")
-		require.NoError(t, err)
+		newer := testbed.Take(t, locker, "wallet:b")
 		require.NoError(t, db.fences.Claim(t.Context(), db, newer))
 		requireStale(t, transfer(), leases["wallet:b"], newer)
 	})

@@ -19,7 +19,7 @@ var ErrClosed = errors.New("locker closed")
 // Its mutex is the innermost of core. A goroutine that holds one of these takes only those to its
 // right:
 //
-//	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher's group, cancellations | Lifecycle
+//	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher's health, its group, cancellations | Lifecycle
 //
 // waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. The
 // mutexes of batcher, notifications, node, dedicated.Client and renewals may be taken under any of these, and no

@@ -104,18 +104,6 @@ func (s *Schedule[T]) All() iter.Seq[T] {
 	}
 }
 
-// Part returns up to n items from the i-th on, in no order. Items change places as others are added
-// and removed.
-func (s *Schedule[T]) Part(i, n int) iter.Seq[T] {
-	return func(yield func(T) bool) {
-		for ; n > 0 && i < len(s.items); i, n = i+1, n-1 {
-			if !yield(s.items[i].item) {
-				return
-			}
-		}
-	}
-}
-
 // Add adds an item whose times are set.
 func (s *Schedule[T]) Add(item T, now Instant) {
 	if ahead := item.times().Deadline().ahead(); len(s.items) == 0 || ahead < s.ahead {

@@ -12,7 +12,7 @@ import (
 )
 
 func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
-	cmd := d.acquireCommand(ctx, req)
+	cmd := d.acquireCommand(ctx, &req)
 	cmd.token, cmd.fresh = req.Token, req.Fresh
 	r, stopped, err := d.ask(ctx, "acquire", cmd, req.Timeout, stop)
 	if err != nil || stopped {
@@ -25,6 +25,10 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 		}
 		return reply, false, Unavailable("acquire", d.key(cmd), err)
 	}
+	cmd.bound.clock.said(reply.time(), cmd.at)
+	if reply.late {
+		return d.Acquire(ctx, req.anew(), stop)
+	}
 	if reply.Granted {
 		if err = late(ctx, d.key(cmd), req.Sent, req.Lease); err != nil {
 			d.undo(cmd, r)
@@ -33,13 +37,17 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 	return reply, false, err
 }
 
-func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *command {
+func (d *deployment) acquireCommand(ctx context.Context, req *AcquireRequest) *command {
 	cmd := d.command(ctx, acquireScript, false, req.Record)
 	cmd.addText(req.Token)
 	cmd.addNumber(req.Lease.Milliseconds())
-	cmd.addText(req.What)
+	d.boundOf(cmd, req)
 	cluster, parked := d.cluster != nil, req.Reserve > 0
-	if cluster || parked || req.Mark != NotQueued || req.Watch != "" {
+	more := cluster || parked || req.Mark != NotQueued || req.Watch != ""
+	if more || req.What != "" {
+		cmd.addText(req.What)
+	}
+	if more {
 		cmd.args = append(cmd.args, marks[req.Mark], req.Watch)
 	}
 	if cluster || parked {
@@ -49,6 +57,21 @@ func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *co
 		cmd.args = append(cmd.args, true)
 	}
 	return cmd
+}
+
+func (d *deployment) boundOf(cmd *command, req *AcquireRequest) {
+	wait := d.replyWithin
+	if cmd.ran = req.again; req.again {
+		wait = 0
+	}
+	d.addBound(cmd, wait)
+}
+
+// anew is a request that was refused as one that came late: the server's clock was set forward, or this process was stopped in the
+// middle of it. It has no bound.
+func (r AcquireRequest) anew() AcquireRequest {
+	r.again, r.Timeout = true, max(r.Timeout-time.Since(r.Sent), time.Millisecond)
+	return r
 }
 
 // late returns why a grant whose reply just arrived is of no use, or nil: the caller has left, or
@@ -76,11 +99,16 @@ func parseAcquire(r result) (reply AcquireReply, err error) {
 		return reply, err
 	case n[0] == 1:
 		return AcquireReply{Granted: true, Fence: n[1], Waiting: n[2] == 1, Reserved: n[2] == 2}, nil
-	case len(n) < 5:
+	case n[0] == 2:
+		return AcquireReply{late: true, Standing: Standing{Server: n[2]}}, nil
+	case len(n) < 6:
 		return reply, errShape
 	}
-	return AcquireReply{UnknownFormat: n[3] < 0, Standing: Standing{milliseconds(n[1]), n[2], max(int(n[3]), 0), int(n[4])}}, nil
+	return AcquireReply{UnknownFormat: n[3] < 0, Standing: Standing{milliseconds(n[1]), n[2], n[5], max(int(n[3]), 0), int(n[4])}}, nil
 }
+
+// time is the server's, in ms: a fence is not less.
+func (r *AcquireReply) time() int64 { return cmp.Or(r.Server, r.Fence/1000) }
 
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
@@ -99,13 +127,16 @@ func integers(val any, least int) ([]int64, error) {
 }
 
 func (d *deployment) AcquireAll(ctx context.Context, records []string, req AcquireRequest) (reply AcquireAllReply, err error) {
-	cmd := d.command(ctx, acquireAllScript, false, records[0])
+	req.Record = records[0]
+	cmd := d.command(ctx, acquireAllScript, false, req.Record)
 	cmd.token, cmd.records = req.Token, records
 	cmd.args = acquireAllScript.Args(cmd.args[:0], len(records))
 	for _, record := range records {
 		cmd.add(record)
 	}
-	cmd.args = append(cmd.args, req.Token, req.Lease.Milliseconds(), req.What)
+	cmd.args = append(cmd.args, req.Token, req.Lease.Milliseconds())
+	d.boundOf(cmd, &req)
+	cmd.add(req.What)
 	r, _, err := d.ask(ctx, "acquire", cmd, req.Timeout, nil)
 	if err != nil {
 		return reply, err
@@ -118,9 +149,13 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 	switch {
 	case err != nil:
 		err = Unavailable("acquire", d.key(cmd), err)
+	case n[0] == 2:
+		cmd.bound.clock.said(n[2], cmd.at)
+		return d.AcquireAll(ctx, records, req.anew())
 	case n[0] == 0:
 		return AcquireAllReply{Held: int(n[1]) - 1, Standing: Standing{Remaining: milliseconds(n[2]), Queued: int(n[3])}}, nil
 	default:
+		cmd.bound.clock.said(n[1]/1000, cmd.at)
 		err = late(ctx, d.key(cmd), req.Sent, req.Lease)
 	}
 	if err != nil {

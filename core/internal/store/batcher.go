@@ -22,6 +22,7 @@ type batcher struct {
 	group *groupcommit.Group[*command]
 	mu    sync.Mutex
 	health
+	load pressure
 }
 
 const (
@@ -31,8 +32,10 @@ const (
 
 func newBatcher(d *deployment, node *redis.Client) *batcher {
 	b := &batcher{d: d, node: node}
+	b.init()
 	b.group = groupcommit.New(groupcommit.Options[*command]{
 		Run: b.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
+		Fits: b.load.fits, Late: b.load.late, First: (*command).first,
 	})
 	return b
 }
@@ -46,7 +49,7 @@ func (b *batcher) submit(cmd *command) bool {
 	err := b.group.Add(cmd)
 	switch {
 	case err == nil:
-		b.suspect(time.Now())
+		b.suspect()
 	case errors.Is(err, groupcommit.ErrClosed):
 		return false
 	default:
@@ -104,13 +107,16 @@ func (b *batcher) send(batch []*command) {
 		d.deliver(batch[0], b.exec(batch[0]))
 		return
 	}
-	calls := make([]*luascript.Call, len(batch))
+	calls, now := make([]*luascript.Call, len(batch)), time.Now()
 	for i, c := range batch {
-		calls[i] = c.sent(true)
+		calls[i], c.at, c.beside = c.sent(true), now, len(batch)
 	}
 	b.sends()
 	failure := luascript.Pipeline(b.newFlight(batch), d.rdb, calls)
 	b.returns(failure)
+	if !isUnreachable(failure) {
+		b.load.took(time.Since(now))
+	}
 	again := b.toRetry(batch)
 	if len(again) == 0 && isUnreachable(failure) {
 		b.fail(failure)
@@ -123,6 +129,9 @@ func (b *batcher) send(batch []*command) {
 			}
 		}
 		r := c.result()
+		if c.onReply != nil || c.unwanted() {
+			b.load.waited(c, r)
+		}
 		// The flight had no connection yet. A client of several servers sets this error on commands that ran, too, if it
 		// was about to send others of the pipeline again.
 		if d.single && errors.Is(r.err, context.Canceled) {
@@ -161,7 +170,8 @@ const retryPauseMin, retryPauseMax = 8 * time.Millisecond, 512 * time.Millisecon
 // exec sends one command by itself.
 func (b *batcher) exec(c *command) result {
 	b.sends()
-	call := c.sent(c.noRetry)
+	call, now := c.sent(c.noRetry), time.Now()
+	c.at, c.beside = now, 1
 	if c.publishes {
 		// Redis writes last to the client for which it had output first. With the PING that is this client, so
 		// the message is sent before the reply, and its receiver wakes up before this process.
@@ -173,6 +183,8 @@ func (b *batcher) exec(c *command) result {
 	b.returns(r.err)
 	if isUnreachable(r.err) {
 		b.fail(r.err)
+	} else {
+		b.load.took(time.Since(now))
 	}
 	return r
 }

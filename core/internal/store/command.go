@@ -21,10 +21,16 @@ type command struct {
 	publishes bool // it publishes a message that another process waits for
 	ctx       callContext
 	args      []any
-	texts     []string       // that args point to, which saves an allocation for each
-	numbers   []int64        // the same
-	call      luascript.Call // as it was sent last
-	cmd       redis.Cmd      // the call's
+	texts     []string          // that args point to, which saves an allocation for each
+	numbers   []int64           // the same
+	used      luascript.Counted // of a release: ARGV[2]
+	bound     bound             // of an acquire: ARGV[3]
+	call      luascript.Call    // as it was sent last
+	cmd       redis.Cmd         // the call's
+
+	until  time.Time // when the caller leaves; zero: not known
+	at     time.Time // when it was sent; zero: it was not
+	beside int       // how many that batch has
 
 	token   string   // whose grant is to be undone if no caller takes the reply; "": none
 	records []string // of all keys, if there are several; record is the first
@@ -89,7 +95,7 @@ func (d *deployment) recycle(c *command) {
 		c.onReply, c.ctx.gone = nil, nil // other commands may share the channel
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
-	c.cmd = redis.Cmd{}
+	c.cmd, c.until, c.at = redis.Cmd{}, time.Time{}, time.Time{}
 	c.records, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, 0, false, nil
 	clear(c.args)
 	clear(c.texts)
@@ -130,16 +136,26 @@ func (c *command) unwanted() bool {
 	return c.state.Load() == replyAbandoned || c.onReply != nil && c.ctx.Err() != nil
 }
 
+// first reports whether a command goes before acquires: others wait for what it does, and a key is held.
+func (c *command) first() bool { return c.script != acquireScript && c.script != acquireAllScript }
+
 // undo undoes a command whose reply no caller takes.
 func (d *deployment) undo(c *command, r result) {
 	switch {
 	case c.token == "" || c.fresh && Unsent(r.err) || (c.fresh || c.records != nil) && notSignedIn(r.err):
 	case c.records == nil:
 		reply, _ := parseAcquire(r)
-		d.events.Orphaned(d.key(c), c.token, reply.Fence, reply.Server)
+		if reply.Granted {
+			d.events.Unclaimed(d.key(c))
+		}
+		d.events.Orphaned(d.key(c), c.token, reply)
 	default:
+		n, _ := integers(r.val, 1)
 		for _, record := range c.records {
-			d.events.Orphaned(KeyOf(d.prefix, record), c.token, 0, 0)
+			if len(n) > 0 && n[0] == 1 {
+				d.events.Unclaimed(KeyOf(d.prefix, record))
+			}
+			d.events.Orphaned(KeyOf(d.prefix, record), c.token, AcquireReply{})
 		}
 	}
 }
@@ -149,6 +165,7 @@ func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
 
 // sent returns the command as a call for go-redis to send; see [luascript.Script.Call].
 func (c *command) sent(noRetry bool) *luascript.Call {
+	c.used.Reset(c.used.Number)
 	c.call = c.script.CallIn(&c.ctx, &c.cmd, c.args, noRetry)
 	return &c.call
 }
@@ -178,18 +195,24 @@ func (c *callContext) Err() error {
 	}
 }
 
-// do sends a command for a caller that waits for the reply in any case.
-func (d *deployment) do(cmd *command) result {
-	batcher := d.batcher(cmd.record)
+// do sends a release, on its caller's goroutine if it can. It reports whether go-redis may have sent it twice.
+func (d *deployment) do(cmd *command) (r result, twice bool) {
+	b := d.batcher(cmd.record)
 	switch {
-	case batcher.group.Enter():
-		defer batcher.group.Leave()
-		return batcher.exec(cmd)
-	case batcher.submit(cmd):
-		return <-cmd.reply
+	case !d.patient && b.heardLately() && b.group.Enter(): // else it may have to dial
+		defer b.group.Leave()
+		r = b.exec(cmd)
+	case b.submit(cmd):
+		var err error
+		if r, _, err = d.await(context.Background(), "release", b, cmd, ReplyTimeout, nil); err != nil {
+			return result{err: err}, false
+		}
 	default: // the Locker is closed, and has no goroutines any more
-		return batcher.exec(cmd)
+		r = b.exec(cmd)
 	}
+	twice = d.single && cmd.used.Twice() // on a Cluster a redirect sends it again, and the first time nothing ran
+	d.recycle(cmd)
+	return r, twice
 }
 
 // ask sends a command and waits for its reply, for as long as the caller can and timeout lasts, and
@@ -197,28 +220,54 @@ func (d *deployment) do(cmd *command) result {
 // nothing to undo may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	b := d.batcher(cmd.record)
+	if cmd.token != "" {
+		cmd.expect(ctx, timeout)
+	}
 	if !b.submit(cmd) {
 		key := d.key(cmd)
 		d.recycle(cmd)
 		return r, false, Closed(op, key)
 	}
+	return d.await(ctx, op, b, cmd, timeout, stop)
+}
+
+// expect records for how long the caller can wait.
+func (c *command) expect(ctx context.Context, timeout time.Duration) {
+	c.until = time.Now().Add(timeout)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(c.until) {
+		c.until = deadline
+	}
+}
+
+// await is ask for a command that was submitted to b.
+func (d *deployment) await(ctx context.Context, op string, b *batcher, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	closing := d.life.Closing()
 	if cmd.token == "" {
 		closing = nil
 	}
-	cmd.timer.Reset(timeout)
 	defer cmd.timer.Stop()
-	select {
-	case r = <-cmd.reply:
-		return r, false, nil
-	case <-stop:
-		stopped = true
-	case <-ctx.Done():
-		err = CallerGone(ctx, op, d.key(cmd))
-	case <-cmd.timer.C:
-		err = Unavailable(op, d.key(cmd), fmt.Errorf("no reply within %s", timeout))
-	case <-closing:
-		err = Closed(op, d.key(cmd))
+	lost, waited := *b.lost.Load(), time.Duration(0)
+	for err == nil && !stopped {
+		pause := min(timeout-waited, suspectAfter)
+		waited += pause
+		cmd.timer.Reset(pause)
+		select {
+		case r = <-cmd.reply:
+			b.load.waited(cmd, r)
+			return r, false, nil
+		case <-stop:
+			stopped = true
+		case <-ctx.Done():
+			err = CallerGone(ctx, op, d.key(cmd))
+		case <-cmd.timer.C:
+			if b.suspect(); waited >= timeout && len(cmd.reply) == 0 { // else the reply came first
+				err = Unavailable(op, d.key(cmd), fmt.Errorf("no reply within %s", timeout))
+			}
+		case <-lost:
+			err = Unavailable(op, d.key(cmd), errNoReply)
+		case <-closing:
+			err = Closed(op, d.key(cmd))
+		}
 	}
 	b.abandon(cmd)
 	return r, stopped, err

@@ -18,14 +18,16 @@ const RenewalFlights = 8
 
 // deployment is the store of one server, or of one Cluster.
 type deployment struct {
-	life    *lifecycle.Lifecycle
-	events  Events
-	prefix  string
-	rdb     redis.UniversalClient
-	single  bool                 // one node serves all keys
-	cluster *redis.ClusterClient // rdb, if it is one
-	retries int                  // of a command that the server did not answer: as rdb has them
-	renewer *dedicated.Client
+	life        *lifecycle.Lifecycle
+	events      Events
+	prefix      string
+	rdb         redis.UniversalClient
+	single      bool                 // one node serves all keys
+	cluster     *redis.ClusterClient // rdb, if it is one
+	retries     int                  // of a command that the server did not answer: as rdb has them
+	patient     bool                 // rdb waits longer for a reply than a caller does
+	replyWithin time.Duration        // for how long rdb waits for a reply, as long as its caller does; 0: each command may go to a server of its own
+	renewer     *dedicated.Client
 
 	batchersMu sync.Mutex
 	batchers   map[*redis.Client]*batcher
@@ -55,11 +57,21 @@ func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
 	switch client := rdb.(type) {
 	case *redis.Client:
 		d.single, d.retries = true, client.Options().MaxRetries
+		d.waits(client.Options().ReadTimeout)
 	case *redis.ClusterClient:
 		d.cluster, d.retries = client, client.Options().MaxRedirects
+		d.waits(client.Options().ReadTimeout)
 	}
 	d.subscription = listener.New(d.publisher(), channelPrefix(c.Prefix)+c.ID, d.subscribed, d.unsubscribed, d.receive)
 	return d
+}
+
+// waits takes for how long rdb waits for a reply.
+func (d *deployment) waits(readTimeout time.Duration) {
+	d.replyWithin = readTimeout
+	if d.patient = readTimeout <= 0 || readTimeout > ReplyTimeout; d.patient {
+		d.replyWithin = ReplyTimeout
+	}
 }
 
 func (d *deployment) Start()          { d.subscription.Start() }
@@ -91,18 +103,23 @@ func (d *deployment) SameAs(other Store) bool {
 // grants are published: a proxy may count the receivers of other messages differently.
 func (d *deployment) publisher() listener.Client {
 	if client, ok := d.rdb.(*redis.Client); ok {
-		return scriptPublisher{listener.NewChecker(client), RecordName(d.prefix, "probe")}
+		return scriptPublisher{listener.NewChecker(client), d, RecordName(d.prefix, "probe")}
 	}
 	return d.rdb
 }
 
 type scriptPublisher struct {
 	listener.Checker
+	d      *deployment
 	record string
 }
 
-func (p scriptPublisher) Publish(ctx context.Context, channel string, message any) *redis.IntCmd {
-	return p.Send(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
+func (p scriptPublisher) Publish(ctx context.Context, channel string, message any) (receivers *redis.IntCmd) {
+	p.d.batcher(p.record).watch(func() error {
+		receivers = p.Send(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
+		return receivers.Err()
+	})
+	return receivers
 }
 
 func (d *deployment) Mark() Mark {

@@ -36,13 +36,13 @@ var foreignCalls = map[string]struct {
 	args   []any
 	want   func(t *testing.T, got any)
 }{
-	"acquire, and do not wait":    {"acquire", []any{strangerToken, 10000, "x", "", ""}, refusedByForeign},
-	"acquire, and wait":           {"acquire", []any{strangerToken, 10000, "x", "@", ""}, refusedByForeign},
-	"acquire, and watch":          {"acquire", []any{strangerToken, 10000, "x", "", "stranger"}, refusedByForeign},
-	"acquire for parked work":     {"acquire", []any{strangerToken, 10000, "x", "", "", 5000}, refusedByForeign},
-	"acquire again":               {"acquire", []any{holderToken, 90000, "x", "", ""}, refusedByForeign},
-	"acquire all":                 {"acquireall", []any{strangerToken, 10000, "x"}, allRefusedByForeign},
-	"acquire all again":           {"acquireall", []any{holderToken, 90000, "x"}, allRefusedByForeign},
+	"acquire, and do not wait":    {"acquire", []any{strangerToken, 10000, 0, "x", "", ""}, refusedByForeign},
+	"acquire, and wait":           {"acquire", []any{strangerToken, 10000, 0, "x", "@", ""}, refusedByForeign},
+	"acquire, and watch":          {"acquire", []any{strangerToken, 10000, 0, "x", "", "stranger"}, refusedByForeign},
+	"acquire for parked work":     {"acquire", []any{strangerToken, 10000, 0, "x", "", "", 5000}, refusedByForeign},
+	"acquire again":               {"acquire", []any{holderToken, 90000, 0, "x", "", ""}, refusedByForeign},
+	"acquire all":                 {"acquireall", []any{strangerToken, 10000, 0, "x"}, allRefusedByForeign},
+	"acquire all again":           {"acquireall", []any{holderToken, 90000, 0, "x"}, allRefusedByForeign},
 	"renew":                       {"renew", []any{holderToken, 90000}, answers([]any{int64(0)})},
 	"refresh":                     {"refresh", []any{waiterToken}, askedByForeign},
 	"release":                     {"release", []any{holderToken, 5, 0}, answers(int64(0))},
@@ -70,18 +70,18 @@ func answers(want any) func(*testing.T, any) {
 func refusedByForeign(t *testing.T, got any) {
 	t.Helper()
 	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 5, "%v", got)
+	require.True(t, ok && len(n) == 6, "%v", got)
 	assert.Equal(t, int64(0), n[0])
 	assert.InDelta(t, 60000, n[1], 5000)
-	assert.Equal(t, []any{int64(-1), int64(0)}, n[3:])
+	assert.Equal(t, []any{int64(-1), int64(0), int64(0)}, n[3:])
 }
 
 func notQueuedByForeign(t *testing.T, got any) {
 	t.Helper()
 	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 6, "%v", got)
+	require.True(t, ok && len(n) == 7, "%v", got)
 	assert.Equal(t, []any{int64(0), int64(0)}, n[:2])
-	assert.Equal(t, []any{int64(0), int64(0), int64(0)}, n[3:])
+	assert.Equal(t, []any{int64(0), int64(0), int64(0), int64(0)}, n[3:])
 }
 
 func askedByForeign(t *testing.T, got any) {

@@ -57,9 +57,9 @@ func shortestLife(t *testing.T, release string, while time.Duration, step func()
 		return e
 	}
 	holder := token(0)
-	run(store.Sources["acquire"], holder, 10000, "x", "", "")
+	run(store.Sources["acquire"], holder, 10000, 0, "x", "", "")
 	for i := 1; i < processes; i++ {
-		run(store.Sources["acquire"], wait(i), 10000, "x", "@", "")
+		run(store.Sources["acquire"], wait(i), 10000, 0, "x", "@", "")
 	}
 	shortest = time.Hour
 	for end := now.Add(while); now.Before(end); {
@@ -143,8 +143,8 @@ func TestHandOver_Commands(t *testing.T) {
 		require.NoError(t, rdb.Eval(ctx, store.Sources[script], []string{record}, args...).Err())
 		return env.Commands() - before
 	}
-	cost("acquire", holderToken, 10000, "x", "", "")
-	require.Equal(t, 11, cost("acquire", strangerToken, 10000, "x", "@", ""), "eval, time, set, hmget, mget, pttl, del, hset, pexpire; publish, hset")
+	cost("acquire", holderToken, 10000, 0, "x", "", "")
+	require.Equal(t, 11, cost("acquire", strangerToken, 10000, 0, "x", "@", ""), "eval, time, set, hmget, mget, pttl, del, hset, pexpire; publish, hset")
 	used := time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
 	require.Equal(t, 7, cost("release", holderToken, used, 1), "eval, time, hmget, hdel, pubsub, publish, hset")
@@ -161,7 +161,7 @@ func handOverToNobody(t *testing.T, release string, forbidden bool) (wrong strin
 	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	record := store.RecordName("p", "k")
 	acquire := func(token, mark string) {
-		require.NoError(t, rdb.Eval(ctx, store.Sources["acquire"], []string{record}, token, 10000, "x", mark, "").Err())
+		require.NoError(t, rdb.Eval(ctx, store.Sources["acquire"], []string{record}, token, 10000, 0, "x", mark, "").Err())
 	}
 	acquire(holderToken, "")
 	acquire(strangerToken, "@")
@@ -220,10 +220,10 @@ func handOverMessage(t *testing.T, release string, used int64, others bool) (wro
 	run := func(script string, args ...any) {
 		require.NoError(t, rdb.Eval(ctx, script, []string{record}, args...).Err())
 	}
-	run(store.Sources["acquire"], holderToken, 10000, "x", "", "")
-	run(store.Sources["acquire"], strangerToken, 10000, "x", "@", "")
+	run(store.Sources["acquire"], holderToken, 10000, 0, "x", "", "")
+	run(store.Sources["acquire"], strangerToken, 10000, 0, "x", "@", "")
 	if others {
-		run(store.Sources["acquire"], "1:third.000000000000000000000003", 10000, "x", "@", "")
+		run(store.Sources["acquire"], "1:third.000000000000000000000003", 10000, 0, "x", "@", "")
 		more = "1"
 	}
 	time.Sleep(time.Millisecond)

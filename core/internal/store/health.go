@@ -1,102 +1,233 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// health tracks whether a node answers. A node is down when a command has failed after its retries,
-// or when no reply has arrived for ReplyTimeout and a probe has none either. Then its batcher sends
-// only probes, and every command fails at once: callers learn of the outage without waiting for one
-// another, and Redis finds no backlog when it is back. Renewals go on: they have connections of
-// their own.
+// health is what is known of a node. Whoever asks it something says so, and when it replied: batches, renewals,
+// refreshes, the checks of the subscription, and probes. A node that is silent while it is asked is probed. It is down when
+// a command has failed after its retries, or when nothing was heard for nearly ReplyTimeout. Then what is in flight is
+// given up, and every command fails at once, until the node is heard again: callers learn of the outage without
+// waiting for one another, and Redis finds no backlog when it is back. Renewals go on.
 type health struct {
-	// How many pipelines are in flight, and since when, in nanoseconds, there has been no reply.
-	flights, quiet atomic.Int64
-	suspected      atomic.Bool // a probe is in flight, after a silence
+	flights atomic.Int64 // questions of the batcher without a reply
+	// In nanoseconds since born: when the first of these was asked, when the batcher last had a reply, and when anybody had. Renewals
+	// and refreshes have another client, and hear the node although the batcher's connections are dead.
+	asked, replied, heard atomic.Int64
+	clock                 serverClock
+	born                  time.Time
+	deaf                  atomic.Bool // the last probe had no reply, and nothing else has since
+	isDown                atomic.Bool
+	lost                  atomic.Pointer[chan struct{}] // closed when what is in flight is given up
+
+	mu     sync.Mutex
+	probes chan struct{} // closed when the probes that are under way have ended; nil: none are
 }
 
 const (
-	// The pauses between probes grow between these two. The first is sent at once.
-	probePauseMin, probePauseMax = 20 * time.Millisecond, 250 * time.Millisecond
-	// A probe without a reply is given up after this time.
-	probeTimeout = 300 * time.Millisecond
+	// A node that is silent for this long is probed.
+	suspectAfter = time.Second
+	// The pauses between probes grow between these two. The first is sent at once. With probeTimeout the longer one bounds
+	// how late it is noticed that the node is back.
+	probePauseMin, probePauseMax = 20 * time.Millisecond, 100 * time.Millisecond
+	// A probe without a reply is waited for so long, and given up so late: it may have to dial.
+	probeTimeout, probeLife = 300 * time.Millisecond, time.Second
+	// A node that is silent for this long is down, so that it is known after ReplyTimeout, with the last probe.
+	downAfter = ReplyTimeout - probeTimeout - probePauseMax
 )
 
-var errNoReply = errors.New("no reply to anything for " + ReplyTimeout.String())
+var errNoReply = errors.New("no reply to anything for nearly " + ReplyTimeout.String())
 
-// sends records that a pipeline is sent.
+func (h *health) init() {
+	h.born = time.Now()
+	h.clock.born = h.born
+	h.lost.Store(new(make(chan struct{})))
+}
+
+// sends records that the node is asked something.
 func (h *health) sends() {
 	if h.flights.Add(1) == 1 {
-		h.quiet.Store(time.Now().UnixNano())
+		h.asked.Store(int64(time.Since(h.born)))
 	}
 }
 
-// returns records that a pipeline has returned, with the node's reply unless err says otherwise.
-func (h *health) returns(err error) {
-	if h.flights.Add(-1) > 0 && !isUnreachable(err) && !SaysNothing(err) {
-		h.quiet.Store(time.Now().UnixNano())
+// returns records that a question has ended, with the node's reply unless err says otherwise.
+func (b *batcher) returns(err error) {
+	b.flights.Add(-1)
+	b.reply(err)
+}
+
+// reply records what the batcher's client got. It reports whether that is a reply.
+func (b *batcher) reply(err error) bool {
+	if !b.hear(err) {
+		return false
+	}
+	b.replied.Store(b.heard.Load())
+	b.deaf.Store(false)
+	if b.isDown.Load() {
+		b.up()
+	}
+	return true
+}
+
+// hear records what any client got. It reports whether that is a reply.
+func (h *health) hear(err error) bool {
+	if isUnreachable(err) || SaysNothing(err) {
+		return false
+	}
+	h.heard.Store(int64(time.Since(h.born)))
+	return true
+}
+
+// age is how long ago the node was heard.
+func (h *health) age() time.Duration { return time.Since(h.born) - time.Duration(h.heard.Load()) }
+
+// heardLately reports whether the batcher's client has a connection, as far as is known.
+func (h *health) heardLately() bool {
+	return time.Since(h.born)-time.Duration(h.replied.Load()) < suspectAfter
+}
+
+// silence is for how long the node has not replied although it was asked.
+func (h *health) silence() time.Duration {
+	if h.flights.Load() == 0 {
+		return 0
+	}
+	return time.Since(h.born) - time.Duration(max(h.asked.Load(), h.replied.Load()))
+}
+
+// suspect has the node probed if it is silent: one connection may be dead, or this process was stopped.
+func (b *batcher) suspect() {
+	if b.silence() >= suspectAfter {
+		b.investigate()
 	}
 }
 
-// suspect has the node probed if there has been no reply for too long: one connection may be dead,
-// or this process was stopped.
-func (b *batcher) suspect(now time.Time) {
-	silent := b.flights.Load() > 0 && now.UnixNano()-b.quiet.Load() > int64(ReplyTimeout)
-	if !silent || !b.suspected.CompareAndSwap(false, true) {
-		return
+// watch runs a question that the batcher does not send.
+func (b *batcher) watch(question func() error) {
+	timer := time.AfterFunc(suspectAfter, func() { b.investigate() })
+	err := question()
+	timer.Stop()
+	if b.hear(err); isUnreachable(err) {
+		b.investigate()
 	}
-	b.d.life.Background(func() {
-		defer b.suspected.Store(false)
-		if !b.alive() {
-			b.fail(errNoReply)
-			return
+}
+
+// investigate has the node probed, if that is not under way. The channel is closed when it has replied, or cannot be asked.
+func (b *batcher) investigate() (probes <-chan struct{}) {
+	b.health.mu.Lock()
+	defer b.health.mu.Unlock()
+	if b.probes == nil {
+		b.probes = make(chan struct{})
+		if !b.d.life.Background(b.probe) {
+			defer b.probed()
 		}
-		b.quiet.Store(time.Now().UnixNano())
-	})
+	}
+	return b.probes
 }
 
-// fail marks the node as down. Every command that waits to be sent fails. For a Cluster whose slots
-// are not known yet it cannot tell which node failed.
-func (b *batcher) fail(err error) {
-	if b.d.cluster != nil && b.node == nil {
-		return
-	}
-	down := unsentError{err}
-	queue, up := b.group.Refuse(down)
-	if !up {
-		return
-	}
-	for _, c := range queue {
-		b.d.deliver(c, result{err: down})
-	}
-	b.warn(Warning{Detail: "calls fail until it answers", Err: err})
-	b.d.life.Background(b.probe)
+// probed ends what investigate began. Called with health.mu held.
+func (b *batcher) probed() {
+	close(b.probes)
+	b.probes = nil
 }
 
-// probe probes the node until it answers, and then marks it as up.
+// probe probes the node until it replies. While it is silent for too long it is down.
 func (b *batcher) probe() {
-	for pause := probePauseMin; !b.alive(); pause = min(2*pause, probePauseMax) {
+	b.sends()
+	began := time.Since(b.born)
+	for pause := probePauseMin; !b.alive() && b.replied.Load() <= int64(began); pause = min(2*pause, probePauseMax) {
+		again := b.deaf.Swap(true) // else this process may have been stopped meanwhile
+		if again && b.silence() >= downAfter && !b.markDown(errNoReply) {
+			break
+		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-b.d.life.Over():
 			timer.Stop()
-			return
 		}
-		b.d.forgetGone()
-		if !b.group.Refuses() {
-			return
+		if b.d.life.Closed() {
+			break
+		}
+		if b.isDown.Load() {
+			b.d.forgetGone()
 		}
 	}
-	if b.group.Accept() { // else it was forgotten
-		b.d.events.LookAgain()
-		b.warn(Warning{Resolved: true})
+	if b.flights.Add(-1); time.Since(b.born) >= began+probeTimeout && !b.isDown.Load() {
+		b.d.events.LookAgain() // messages and refreshes may be lost although it was not down
 	}
+	b.health.mu.Lock()
+	b.probed()
+	b.health.mu.Unlock()
+	if b.isDown.Load() && !b.d.life.Closed() { // since the last probe
+		b.investigate()
+	}
+}
+
+// fail marks the node as down, and has it probed.
+func (b *batcher) fail(err error) {
+	if b.down(err) {
+		b.investigate()
+	}
+}
+
+// markDown marks the node as down, and has nobody wait for what is in flight. It reports false if it cannot.
+func (b *batcher) markDown(err error) bool {
+	if b.isDown.Load() {
+		return true
+	}
+	down := b.down(err)
+	close(*b.lost.Swap(new(make(chan struct{}))))
+	if down && b.d.subscription.Up() { // else that is under way
+		b.d.subscription.Renew() // it hears nothing either
+	}
+	return down
+}
+
+// down marks the node as down: every command that waits to be sent fails. It reports false if it was down, or has left the
+// Cluster. For a Cluster whose slots are not known yet it cannot tell which node failed.
+func (b *batcher) down(err error) bool {
+	if b.d.cluster != nil && b.node == nil {
+		return false
+	}
+	down := unsentError{err}
+	b.health.mu.Lock()
+	queue, up := b.group.Refuse(down)
+	b.isDown.Store(b.isDown.Load() || up)
+	b.health.mu.Unlock()
+	if !up {
+		return false
+	}
+	for _, c := range queue {
+		b.d.deliver(c, result{err: down})
+	}
+	b.warn(Warning{Detail: "calls fail until it answers", Err: err})
+	return true
+}
+
+// up marks the node as up: whoever waits has to ask again.
+func (b *batcher) up() {
+	if !b.accept() {
+		return
+	}
+	b.d.events.LookAgain()
+	b.warn(Warning{Resolved: true})
+}
+
+// accept ends down. It reports whether it was in effect.
+func (b *batcher) accept() (was bool) {
+	b.health.mu.Lock()
+	defer b.health.mu.Unlock()
+	b.isDown.Store(false)
+	b.load.forget()
+	return b.group.Accept()
 }
 
 func (b *batcher) warn(w Warning) {
@@ -107,17 +238,80 @@ func (b *batcher) warn(w Warning) {
 	b.d.events.Warn(w)
 }
 
-// alive reports whether the node answers, with whatever reply, to a renewal of nothing: a command
-// for which the Locker has the rights.
+// alive reports whether the node answers within probeTimeout. A later answer counts too, but nobody waits for it: go-redis does not
+// give up a TLS connection before its DialTimeout.
 func (b *batcher) alive() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-	defer cancel()
-	var rdb redis.Cmdable = b.d.rdb
-	if client, ok := b.d.rdb.(*redis.Client); ok {
-		rdb = client.WithTimeout(probeTimeout)
-	} else if b.node != nil {
-		rdb = b.node.WithTimeout(probeTimeout)
+	answered := make(chan bool, 1)
+	b.d.life.Background(func() { answered <- b.answers() })
+	timer := time.NewTimer(probeTimeout)
+	defer timer.Stop()
+	select {
+	case yes := <-answered:
+		return yes
+	case <-timer.C:
+		return false
 	}
-	err := rdb.EvalSha(ctx, renewScript.Hash(), []string{RecordName(b.d.prefix, "probe")}, "", 1).Err()
-	return !isUnreachable(err) && !SaysNothing(err)
+}
+
+// answers reports whether the node answers, with whatever reply, to a renewal of nothing: a command
+// for which the Locker has the rights.
+func (b *batcher) answers() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), probeLife)
+	defer cancel()
+	rdb := b.d.rdb
+	client, _ := b.d.rdb.(*redis.Client)
+	if client = cmp.Or(client, b.node); client != nil {
+		if b.isDown.Load() && !dials(ctx, client.Options()) {
+			return false
+		}
+		rdb = client.WithTimeout(probeTimeout)
+	}
+	// It is not tried again: a Redis that is loading replies, and go-redis would go on until the time is over.
+	call := renewScript.Call(ctx, append(renewScript.Args(nil, 1), RecordName(b.d.prefix, "probe"), "", 1), true)
+	call.Send(ctx, rdb)
+	_, err := call.Result()
+	return b.reply(err)
+}
+
+// dials reports whether the server takes connections. Once as many attempts of a pool have failed as it has connections, go-redis
+// attempts only one a second: so probes must not be among them.
+func dials(ctx context.Context, opt *redis.Options) bool {
+	conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err == nil
+}
+
+// Heard returns nil at once if the node was heard lately. Otherwise it is asked; while it was heard for less than ReplyTimeout
+// nobody waits for that.
+func (d *deployment) Heard(ctx context.Context, record string) error {
+	b := d.batcher(record)
+	age := b.age()
+	if age < suspectAfter && !b.isDown.Load() {
+		return nil
+	}
+	key := KeyOf(d.prefix, record)
+	if err := b.group.Refused(); err != nil {
+		return Unavailable("acquire", key, err)
+	}
+	probes := b.investigate()
+	if age < ReplyTimeout {
+		return nil
+	}
+	timer := time.NewTimer(ReplyTimeout)
+	defer timer.Stop()
+	select {
+	case <-probes:
+	case <-timer.C:
+	case <-*b.lost.Load():
+	case <-ctx.Done():
+		return CallerGone(ctx, "acquire", key)
+	case <-d.life.Closing():
+		return Closed("acquire", key)
+	}
+	if b.age() < ReplyTimeout {
+		return nil
+	}
+	return Unavailable("acquire", key, errNoReply)
 }

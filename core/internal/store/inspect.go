@@ -50,8 +50,6 @@ const (
 	listParticipants = 10
 	// One List reads at most this many times as many names as keys are wanted: most names may not be of keys.
 	listScans = 10
-	// adminTimeout is how long a call without a deadline waits for Redis.
-	adminTimeout = 15 * time.Second
 )
 
 func (d *deployment) Inspect(ctx context.Context, key string) (Info, error) {
@@ -103,7 +101,7 @@ func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Scr
 		return nil, Closed(op, key)
 	}
 	cmd := d.command(ctx, s, noRetry, RecordName(d.prefix, key), args...)
-	r, _, err := d.ask(ctx, op, cmd, adminTimeout, nil)
+	r, _, err := d.ask(ctx, op, cmd, ReplyTimeout, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -311,7 +309,10 @@ func parseInspect(key string, val any) (info Info, err error) {
 			continue
 		}
 		h := participantOf(f[0], strings.Join(f[3:], ""))
-		h.Fence, h.Since, h.Remaining = fence, time.UnixMicro(min(fence, n[0])), time.UnixMilli(ends).Sub(info.At)
+		h.Fence, h.Since, h.Remaining = fence, time.UnixMicro(min(fence, n[0])), -1
+		if ends > 0 {
+			h.Remaining = max(time.UnixMilli(ends).Sub(info.At), 0)
+		}
 		info.Holders = append(info.Holders, h)
 	}
 	slices.SortFunc(info.Holders, func(a, b Participant) int { return cmp.Compare(a.Fence, b.Fence) })

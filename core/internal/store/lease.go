@@ -17,13 +17,16 @@ import (
 // most of the cost is that of the call.
 func (d *deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	replies := make([]RenewalReply, len(batch))
-	for _, rdb := range []redis.UniversalClient{d.renewer.Get(), d.rdb} {
-		renewSome(ctx, rdb, batch, replies, d.keysPerCall())
-		if err := replies[0].Err; err == nil || replied(err) && !redis.IsMaxClientsError(err) {
-			break
+	d.batcher(batch[0].Record).watch(func() error {
+		for _, rdb := range []redis.UniversalClient{d.renewer.Get(), d.rdb} {
+			renewSome(ctx, rdb, batch, replies, d.keysPerCall())
+			if err := replies[0].Err; err == nil || replied(err) && !redis.IsMaxClientsError(err) {
+				break
+			}
+			// Perhaps no connection was free: the other client may have one.
 		}
-		// Perhaps no connection was free: the other client may have one.
-	}
+		return replies[0].Err
+	})
 	return replies
 }
 
@@ -97,7 +100,7 @@ func (d *deployment) Refresh(ctx context.Context, batch []Refresh) []RefreshRepl
 		call := refreshScript.Call(ctx, args, false)
 		calls = append(calls, &call)
 	}
-	_ = luascript.Pipeline(ctx, d.renewer.Get(), calls) // each call has its own error
+	d.batcher(batch[0].Record).watch(func() error { return luascript.Pipeline(ctx, d.renewer.Get(), calls) }) // each call has its own error
 	replies := make([]RefreshReply, len(batch))
 	left := replies
 	for _, call := range calls {
@@ -111,7 +114,7 @@ func (d *deployment) Refresh(ctx context.Context, batch []Refresh) []RefreshRepl
 		for i := range some {
 			if some[i].Err = err; err == nil {
 				its := n[1+3*i:]
-				some[i].Standing = Standing{milliseconds(its[0]), n[0], int(its[1]), int(its[2])}
+				some[i].Standing = Standing{Remaining: milliseconds(its[0]), Server: n[0], Place: int(its[1]), Queued: int(its[2])}
 			}
 		}
 	}

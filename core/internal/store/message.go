@@ -77,6 +77,9 @@ func (d *deployment) TellReleased(ctx context.Context, locker, key string, fence
 
 // receive hands on what was published.
 func (d *deployment) receive(text string) {
+	if d.subscription.Counted() { // by the server of the commands, which has sent it
+		d.batcher("").hear(nil)
+	}
 	if m, ok := parseMessage(text); ok {
 		d.events.Message(m)
 	}

@@ -49,7 +49,7 @@ func (d *deployment) forgetGone() {
 	d.batchersMu.Unlock()
 	for _, b := range gone {
 		b.group.Close()
-		if wasDown := b.group.Accept(); wasDown {
+		if wasDown := b.accept(); wasDown {
 			b.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
 		}
 	}

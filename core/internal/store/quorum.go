@@ -28,13 +28,7 @@ type quorum struct {
 }
 
 // node is one Redis of a quorum.
-type node struct {
-	*deployment
-
-	mu    sync.Mutex
-	out   int       // requests without a reply
-	quiet time.Time // when the last reply arrived, or the first of these was sent
-}
+type node struct{ *deployment }
 
 // The bounds of the time that a decision waits for a node.
 const minNodeTimeout, maxNodeTimeout = 20 * time.Millisecond, 500 * time.Millisecond
@@ -44,13 +38,13 @@ const minNodeTimeout, maxNodeTimeout = 20 * time.Millisecond, 500 * time.Millise
 func NewQuorum(clients []redis.UniversalClient, c Config) Store {
 	q := &quorum{life: c.Life, prefix: c.Prefix, ttl: c.TTL, timeout: c.NodeTimeout, majority: len(clients)/2 + 1, late: map[string]*quorumAttempt{}}
 	for _, rdb := range clients {
-		q.nodes = append(q.nodes, &node{deployment: newDeployment(rdb, c)})
+		q.nodes = append(q.nodes, &node{newDeployment(rdb, c)})
 	}
 	return q
 }
 
 var (
-	errSilent = errors.New("the node does not answer, and has too many requests open")
+	errSilent = errors.New("the node does not answer")
 	errTooFew = errors.New("too few of the nodes answer")
 )
 
@@ -143,43 +137,16 @@ func (q *quorum) Wait() {
 	}
 }
 
-// silent reports whether the node has had many requests without replying to one. A renewal finds it so once
-// it would have to wait for a connection.
-func (n *node) silent(many int) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.out >= many && time.Since(n.quiet) > maxNodeTimeout
-}
-
-func (n *node) asked() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.out == 0 {
-		n.quiet = time.Now()
-	}
-	n.out++
-}
-
-func (n *node) answered(err error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.out--
-	if err == nil {
-		n.quiet = time.Now()
-	}
+// silent reports whether the node does not even answer probes. It is asked again once it does.
+func (n *node) silent(record string) bool {
+	b := n.batcher(record)
+	b.suspect()
+	return b.isDown.Load() || b.deaf.Load()
 }
 
 // submit sends cmd, and calls onReply with its result.
 func (n *node) submit(cmd *command, onReply func(result)) {
-	if cmd.onReply = onReply; n.silent(batcherMax) {
-		n.deliver(cmd, result{err: errSilent})
-		return
-	}
-	n.asked()
-	cmd.onReply = func(r result) {
-		n.answered(r.err)
-		onReply(r)
-	}
+	cmd.onReply = onReply
 	if !n.batcher(cmd.record).submit(cmd) {
 		n.deliver(cmd, result{err: lifecycle.ErrClosed})
 	}
@@ -187,7 +154,7 @@ func (n *node) submit(cmd *command, onReply func(result)) {
 
 // tookPlace reports whether a command may have had its effect on a node.
 func tookPlace(err error) bool {
-	return err == nil || !errors.Is(err, errSilent) && !errors.Is(err, lifecycle.ErrClosed) && MayHaveRun(err)
+	return err == nil || !errors.Is(err, lifecycle.ErrClosed) && MayHaveRun(err)
 }
 
 // votes counts the replies of the nodes to one request.
@@ -269,4 +236,28 @@ func (q *quorum) Confirm(context.Context, func() []Renewal, int, time.Duration) 
 
 func unsupported(op string) error {
 	return fmt.Errorf("core: %s: a quorum has no one answer, ask a Locker on each of its nodes: %w", op, errors.ErrUnsupported)
+}
+
+// Heard returns nil if a majority of the nodes was heard.
+func (q *quorum) Heard(ctx context.Context, record string) (err error) {
+	replies := make(chan error, len(q.nodes))
+	for _, n := range q.nodes {
+		if !q.life.Background(func() { replies <- n.Heard(ctx, record) }) {
+			return Closed("acquire", KeyOf(q.prefix, record))
+		}
+	}
+	t := votes{nodes: len(q.nodes), needed: q.majority}
+	for !t.accepted() && !t.unknown() {
+		its := <-replies
+		if its == nil {
+			t.add(answerYes)
+			continue
+		}
+		err = its
+		t.add(answerFailed)
+	}
+	if t.accepted() {
+		return nil
+	}
+	return err
 }

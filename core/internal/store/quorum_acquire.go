@@ -40,10 +40,8 @@ func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan st
 		quorum: q, req: req, gone: make(chan struct{}), decided: make(chan struct{}),
 		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), needed: q.needed(req.Token)},
 	}
-	for i, n := range q.nodes {
-		cmd := n.acquireCommand(ctx, req)
-		cmd.ctx.gone = c.gone
-		n.submit(cmd, func(r result) { c.count(i, r) })
+	for i := range q.nodes {
+		c.ask(ctx, i, req)
 	}
 	if stopped, err = c.waitFor(ctx, c.decided, stop, c.expire); err == nil && !stopped {
 		if reply, err = c.outcome(); err != nil {
@@ -57,6 +55,9 @@ func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan st
 		err = late(ctx, c.key(), req.Sent, req.Lease)
 	}
 	if err != nil || stopped || !reply.Granted {
+		if reply.Granted {
+			q.nodes[0].events.Unclaimed(c.key())
+		}
 		c.withdraw()
 	}
 	return reply, stopped, err
@@ -85,9 +86,25 @@ func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{},
 	}
 }
 
+// ask asks one node.
+func (c *quorumAttempt) ask(ctx context.Context, i int, req AcquireRequest) {
+	n := c.quorum.nodes[i]
+	cmd := n.acquireCommand(ctx, &req)
+	cmd.ctx.gone = c.gone
+	clock := cmd.bound.clock
+	n.submit(cmd, func(r result) {
+		reply, err := parseAcquire(r)
+		clock.said(reply.time(), req.Sent)
+		if reply.late {
+			c.ask(ctx, i, req.anew())
+			return
+		}
+		c.count(i, reply, err)
+	})
+}
+
 // count takes the reply of one node.
-func (c *quorumAttempt) count(i int, r result) {
-	reply, err := parseAcquire(r)
+func (c *quorumAttempt) count(i int, reply AcquireReply, err error) {
 	c.mu.Lock()
 	c.replies[i] = nodeReply{true, reply, err}
 	over := c.over

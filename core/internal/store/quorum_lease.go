@@ -32,12 +32,7 @@ func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 		}
 	}
 	for _, n := range q.nodes {
-		if n.silent(RenewalFlights) || !q.life.Background(func() {
-			n.asked()
-			replies := n.Renew(ctx, batch)
-			n.answered(replies[0].Err)
-			count(replies)
-		}) {
+		if n.silent(batch[0].Record) || !q.life.Background(func() { count(n.Renew(ctx, batch)) }) {
 			count(failures(batch, errSilent))
 		}
 	}
@@ -121,7 +116,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 	for _, n := range q.nodes {
 		tell := func() {
 			its, failed := ReleaseReply{}, errSilent
-			if !n.silent(batcherMax) {
+			if !n.silent(req.Record) {
 				its, failed = n.Release(ctx, req)
 			}
 			mu.Lock()

@@ -81,11 +81,7 @@ func Describe(name, id string, ttl time.Duration) string {
 	return string(what)
 }
 
-const (
-	maxWhatLen = 100
-	// usualTTL is the TTL of a record that does not say one. Processes of other versions read it so.
-	usualTTL = 15 * time.Second
-)
+const maxWhatLen = 100
 
 // readWhat reads what Describe wrote.
 func readWhat(what string) (name, id string, ttl time.Duration) {

@@ -30,10 +30,10 @@ var lastMoment = map[string]struct {
 	script string
 	args   []any
 }{
-	"acquire, and do not wait": {"acquire", []any{strangerToken, 10000, "x", "", ""}},
-	"acquire, and watch":       {"acquire", []any{strangerToken, 10000, "x", "", "stranger"}},
-	"acquire for parked work":  {"acquire", []any{strangerToken, 10000, "x", "", "", 1}},
-	"acquire again":            {"acquire", []any{holderToken, 1, "x", "", ""}},
+	"acquire, and do not wait": {"acquire", []any{strangerToken, 10000, 0, "x", "", ""}},
+	"acquire, and watch":       {"acquire", []any{strangerToken, 10000, 0, "x", "", "stranger"}},
+	"acquire for parked work":  {"acquire", []any{strangerToken, 10000, 0, "x", "", "", 1}},
+	"acquire again":            {"acquire", []any{holderToken, 1, 0, "x", "", ""}},
 	"renew":                    {"renew", []any{holderToken, 1}},
 	"release by a stranger":    {"release", []any{strangerToken, 0, 0}},
 	"release, and stay":        {"release", []any{holderToken, 1, 0, 1, "", "", "", ""}},
@@ -41,7 +41,7 @@ var lastMoment = map[string]struct {
 	"unreserve":                {"unreserve", []any{"", "9000000000000000"}},
 	"downgrade":                {"downgrade", []any{holderToken, readerToken, 1}},
 	"raise":                    {"raise", []any{holderToken, 1}},
-	"acquire all":              {"acquireall", []any{strangerToken, 10000, "x"}},
+	"acquire all":              {"acquireall", []any{strangerToken, 10000, 0, "x"}},
 }
 
 // PEXPIRE with a time that is over deletes a record: what is written next would stay for
@@ -87,11 +87,11 @@ func lasting(t *testing.T, ends string, records int, script string, args []any) 
 		}
 	}
 	acquire := func(pipe redis.Pipeliner, i, lease int) {
-		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, holderToken, lease, "x", "", "")
+		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, holderToken, lease, 0, "x", "", "")
 	}
 	pipeline(func(pipe redis.Pipeliner, i int) {
 		acquire(pipe, i, 60000)
-		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, readerToken, 60000, "x", "", "") // inflates the record
+		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, readerToken, 60000, 0, "x", "", "") // inflates the record
 	})
 	pipeline(func(pipe redis.Pipeliner, i int) {
 		if ends == "record" {
@@ -157,11 +157,11 @@ func brokenPromises(t *testing.T, script, token, obstacle string) (broken int) {
 					continue
 				}
 				if ended == "lease" {
-					run(record, "acquire", holderToken, 200, "x", "", "")
+					run(record, "acquire", holderToken, 200, 0, "x", "", "")
 				} else {
 					run(record, "reserve", "", 200)
 				}
-				run(record, "acquire", waiterToken, 200, "x", "@", "")
+				run(record, "acquire", waiterToken, 200, 0, "x", "@", "")
 			}
 			rounds = append(rounds, now)
 		}
@@ -169,7 +169,7 @@ func brokenPromises(t *testing.T, script, token, obstacle string) (broken int) {
 	time.Sleep(300 * time.Millisecond)
 	for _, now := range rounds {
 		require.NoError(t, obstacles[obstacle].place(ctx, rdb, now.records[now.at]))
-		err := rdb.Eval(ctx, script, now.records, token, 10000, "x").Err()
+		err := rdb.Eval(ctx, script, now.records, token, 10000, 0, "x").Err()
 		if want := obstacles[obstacle].fails; want != "" {
 			require.ErrorContains(t, err, want)
 		}

@@ -8,26 +8,26 @@ import (
 	"time"
 )
 
-// Release retries for about releaseWait: one try takes as long as go-redis's time-outs allow.
+// Release retries for about releaseWait: one try takes up to ReplyTimeout.
 func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	start, ran := time.Now(), false // whether an earlier try may have run
+	once := req.Briefly && d.batcher(req.Record).isDown.Load()
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		cmd := d.releaseCommand(ctx, req)
-		r := d.do(cmd)
-		d.recycle(cmd)
+		r, twice := d.do(d.releaseCommand(ctx, req))
 		if reply, err = parseRelease(r); err == nil {
-			// After a lost reply, "not the owner" can be the result of our own earlier try.
-			reply.Owned = reply.Owned || ran
+			// After a lost reply, or if a client's hook sends it twice, "not the owner" can be the result of our own
+			// earlier try.
+			reply.Owned = reply.Owned || ran || twice
 			if !reply.Owned && req.rekeyed() {
 				return d.Release(ctx, req)
 			}
 			return reply, nil
 		}
 		ran = ran || MayHaveRun(err)
-		if time.Since(start) > releaseWait {
+		if once || time.Since(start) > releaseWait {
 			break
 		}
 	}
@@ -37,10 +37,17 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
 	cmd := d.command(ctx, releaseScript, true, req.Record)
 	cmd.addText(req.Token)
-	cmd.addNumber(req.Used)
-	cmd.add(req.Asked || req.Wanted)
-	if req.MinHoldLeft > 0 || req.Other != "" {
+	cmd.used.Reset(req.Used)
+	cmd.add(&cmd.used)
+	asked, more := req.Asked || req.Wanted, req.MinHoldLeft > 0 || req.Other != ""
+	if asked || more {
+		cmd.add(asked)
+	}
+	if more {
 		cmd.args = append(cmd.args, req.MinHoldLeft.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
+	}
+	if req.Mark != NotQueued {
+		d.addBound(cmd, d.replyWithin)
 	}
 	// Where there is no subscription PING may be forbidden; and a Cluster could send it to another node.
 	cmd.publishes = req.Wanted && d.single && d.Listening()
@@ -54,11 +61,11 @@ func parseRelease(r result) (reply ReleaseReply, err error) {
 	if owned, ok := r.val.(int64); ok {
 		return ReleaseReply{Owned: owned == 1}, nil
 	}
-	n, err := integers(r.val, 6)
+	n, err := integers(r.val, 7)
 	if err != nil {
 		return reply, err
 	}
-	return ReleaseReply{Owned: n[0] == 1, Fence: n[1], Standing: Standing{milliseconds(n[5]), n[2], int(n[3]), int(n[4])}}, nil
+	return ReleaseReply{Owned: n[0] == 1, Fence: n[1], Standing: Standing{milliseconds(n[5]), n[2], n[6], int(n[3]), int(n[4])}}, nil
 }
 
 const (

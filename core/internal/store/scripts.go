@@ -51,6 +51,8 @@ var (
 	WaiterLife = time.Duration(constant("ALIVE")) * time.Millisecond
 	// FenceBlock is how many fences an exclusive grant may use up.
 	FenceBlock = constant("BLOCK")
+	// usualTTL is the TTL of a record that does not say one.
+	usualTTL = time.Duration(constant("USUAL")) * time.Millisecond
 	// maxQueue is how many tokens can wait for a key in Redis.
 	maxQueue = constant("QUEUE")
 	// hiddenDigits is how many digits at the end of a token no message shows.

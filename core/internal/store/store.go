@@ -79,6 +79,9 @@ type Store interface {
 	// NodeOf names the node that serves a record: renewals for different nodes do not wait for
 	// one another. Nil: it is not known, or there is only one.
 	NodeOf(record string) any
+	// Heard returns nil if the node that serves a record has replied to anything within ReplyTimeout. If not, it is asked. The error wraps
+	// ErrUnavailable, or the caller has left, or the Locker is closed.
+	Heard(ctx context.Context, record string) error
 	// SameAs reports whether two stores use the same servers.
 	SameAs(other Store) bool
 	// Evictions returns warnings about the primaries' eviction policies.
@@ -109,8 +112,10 @@ type Events interface {
 	LookAgain()
 	// RenewSoon is called when leases may be gone from Redis: all of them have to be renewed.
 	RenewSoon()
-	// Orphaned is called with the reply to a request that its caller gave up. fence is zero if it was not a grant.
-	Orphaned(key, token string, fence, server int64)
+	// Orphaned is called with the reply to a request that its caller gave up; it is zero if there is none.
+	Orphaned(key, token string, reply AcquireReply)
+	// Unclaimed is called when a key was granted to a caller that has left.
+	Unclaimed(key string)
 	// Warn is called with a warning.
 	Warn(w Warning)
 }
@@ -145,6 +150,7 @@ type AcquireRequest struct {
 	Reserve       time.Duration // for parked work: for how long its key is reserved
 	Sent          time.Time
 	Timeout       time.Duration // how long to wait for the reply
+	again         bool          // it was refused as one that came late
 }
 
 // AcquireReply says whether the key was granted.
@@ -155,6 +161,7 @@ type AcquireReply struct {
 	Room          bool // granted: nobody waits, and one more with a limit above 1 fits
 	Reserved      bool // granted: the key is reserved
 	UnknownFormat bool // refused: the record is not of this version, and has no FIFO
+	late          bool // nothing was done: the request came too late
 	Standing           // refused
 }
 
@@ -162,6 +169,7 @@ type AcquireReply struct {
 type Standing struct {
 	Remaining time.Duration // of a holder's lease, at least; zero: not known
 	Server    int64         // the server's clock in ms
+	Latest    int64         // the key's latest fence
 	Place     int           // from 1; 0: not in it
 	Queued    int           // the FIFO's length
 }
@@ -219,6 +227,7 @@ type ReleaseRequest struct {
 	MinHoldLeft   time.Duration // the rest of a MinHold: for how long the key stays held after the release
 	Asked         bool          // another token has asked for the key, so its record is not thin
 	Wanted        bool          // calls of other processes wait for the message that the release publishes
+	Briefly       bool          // it is tried once if the node is down
 	Holder        Rekeyed       // whose token it is; nil: it has no other
 	Requeue
 }

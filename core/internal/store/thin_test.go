@@ -20,8 +20,8 @@ import (
 // thinCalls are calls on a record that holderToken has. F stands for the fence of its grant.
 var thinCalls = func() map[string]thinCall {
 	calls := map[string]thinCall{
-		"acquire, counted":                     {"acquire", []any{"3" + strangerToken[1:], 10000, "x", "", ""}},
-		"acquire again, for less":              {"acquire", []any{holderToken, 10, "x", "", ""}},
+		"acquire, counted":                     {"acquire", []any{"3" + strangerToken[1:], 10000, 0, "x", "", ""}},
+		"acquire again, for less":              {"acquire", []any{holderToken, 10, 0, "x", "", ""}},
 		"admit":                                {"admit", []any{holderToken, "F", readerToken, 10000, "x", waiterToken, 10000, "y"}},
 		"admit beside a stranger":              {"admit", []any{strangerToken, "F", readerToken, 10000, "x"}},
 		"force":                                {"force", []any{"", "F"}},
@@ -64,7 +64,7 @@ func withFence(args []any, fence string) []any {
 // What follows a call, to find what it left behind.
 var thinSequels = []thinCall{
 	{"inspect", []any{10, 10}},
-	{"acquire", []any{"2:late.00000000000000000000000000000009", 50000, "z", "@", ""}},
+	{"acquire", []any{"2:late.00000000000000000000000000000009", 50000, 0, "z", "@", ""}},
 	{"renew", []any{holderToken, 70000}},
 	{"release", []any{holderToken, "F", 0}},
 	{"inspect", []any{10, 10}},
@@ -75,7 +75,7 @@ var thinSequels = []thinCall{
 func heldBy(t *testing.T, rdb *redis.Client, sources map[string]string, key, token string, asHash bool) (fence string) {
 	t.Helper()
 	ctx := t.Context()
-	its, err := rdb.Eval(ctx, sources["acquire"], []string{key}, token, 60000, "what;id", "", "").Int64()
+	its, err := rdb.Eval(ctx, sources["acquire"], []string{key}, token, 60000, 0, "what;id", "", "").Int64()
 	require.NoError(t, err)
 	fence = strconv.FormatInt(its, 10)
 	require.Equal(t, "pk2 "+token+" "+fence+" what;id", rdb.Get(ctx, key).Val())
@@ -218,7 +218,7 @@ var thinMutants = []struct{ name, script, old, new string }{
 	{"a stranger lengthens what is thin", "renew", "if mine and redis", "if redis"},
 	{"what is thin is not lengthened", "renew", "      redis.call('PEXPIRE', key, math.max(lease, LEAST))\n", ""},
 	{"what is thin is shortened", "renew", "and redis.call('PTTL', key) < lease then", "then"},
-	{"what is thin ends at once for who looks", "inspect", "now + redis.call('PTTL', key)", "now"},
+	{"what is thin ends at once for who looks", "inspect", "now + left", "now"},
 	{"a secret is told", "inspect", "string.match(holder, '^(%d+:.*)%.')", "holder"},
 }
 
@@ -261,7 +261,7 @@ func TestThin_Commands(t *testing.T) {
 		return env.Commands() - before
 	}
 	require.NoError(t, rdb.Ping(ctx).Err()) // the connection's own
-	require.Equal(t, 3, cost("acquire", holderToken, 10000, "x", "", ""), "eval, time, set")
+	require.Equal(t, 3, cost("acquire", holderToken, 10000, 0, "x", "", ""), "eval, time, set")
 	require.Equal(t, 5, cost("renew", holderToken, 20000), "eval, time, mget, pttl, pexpire")
 	require.Equal(t, 4, cost("inspect", 10, 10), "eval, time, mget, pttl")
 	require.Equal(t, "string", rdb.Type(ctx, record).Val())
@@ -280,10 +280,10 @@ func fullMemory(t *testing.T, acquire string) (wrong string) {
 	held, free := store.RecordName("p", "held"), store.RecordName("p", "free")
 	fence := heldBy(t, rdb, store.Sources, held, holderToken, false)
 	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "1").Err())
-	if err := rdb.Eval(ctx, acquire, []string{free}, strangerToken, 10000, "x", "", "").Err(); err == nil || rdb.Exists(ctx, free).Val() != 0 {
+	if err := rdb.Eval(ctx, acquire, []string{free}, strangerToken, 10000, 0, "x", "", "").Err(); err == nil || rdb.Exists(ctx, free).Val() != 0 {
 		return "a new record was not refused"
 	}
-	if _, err := rdb.Eval(ctx, acquire, []string{held}, strangerToken, 10000, "x", "@", "").Slice(); err != nil {
+	if _, err := rdb.Eval(ctx, acquire, []string{held}, strangerToken, 10000, 0, "x", "@", "").Slice(); err != nil {
 		return "who finds the key held is not told: " + err.Error()
 	}
 	require.Equal(t, fence, rdb.HGet(ctx, held, "fence").Val())
@@ -327,7 +327,7 @@ func clusterDifference(t *testing.T, rdb *redis.Client, acquire, prefix string) 
 	require.NoError(t, rdb.Del(ctx, key, inflated).Err())
 	want := heldBy(t, rdb, store.Sources, inflated, holderToken, true)
 	ask := func(token string) any {
-		reply, err := rdb.Eval(ctx, acquire, []string{key}, token, 60000, "what;id", "", "", 0, 1).Result()
+		reply, err := rdb.Eval(ctx, acquire, []string{key}, token, 60000, 0, "what;id", "", "", 0, 1).Result()
 		require.NoError(t, err)
 		return reply
 	}
@@ -349,7 +349,7 @@ func TestAcquire_OnAClusterARecordBeginsAsAHash(t *testing.T) {
 		rdb, acquire := env.Client(t), store.Sources["acquire"]
 		require.Empty(t, clusterDifference(t, rdb, acquire, env.Prefix))
 		for name, m := range map[string]struct{ old, new string }{
-			"it is thin":                  {"if ARGV[7] ~= '1' then", "if true then"},
+			"it is thin":                  {"if ARGV[8] ~= '1' then", "if true then"},
 			"a held key is taken":         {"elseif redis.call('EXISTS', key) == 0 then", "elseif true then"},
 			"it stays for ever":           {"  redis.call('PEXPIRE', key, ARGV[2])\n", ""},
 			"the lease is over":           {"now + ARGV[2], its", "now, its"},

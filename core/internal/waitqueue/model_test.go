@@ -289,8 +289,8 @@ func (m *model) answered(token string) {
 	}
 }
 
-func (m *model) orphaned(token string, fence, server int64) {
-	if fence == 0 && server == 0 && m.used[token] {
+func (m *model) orphaned(token string, a answer) {
+	if a == (answer{}) && m.used[token] {
 		m.unknown[token] = true
 	}
 }
@@ -359,7 +359,7 @@ func play(seed uint64) (broken string, counts counts) {
 	w := newWorld(seed)
 	busy := time.Duration(1+w.rng.IntN(20)) * time.Millisecond // between two calls
 	end := w.now.Add(time.Duration(1+w.rng.IntN(8)) * 500 * time.Millisecond)
-	var arrive, compete, fail func()
+	var arrive, compete, fail, setBack func()
 	arrive = func() {
 		if len(w.model.waiting) < 12 {
 			w.join()
@@ -374,6 +374,11 @@ func play(seed uint64) (broken string, counts counts) {
 		w.redis.forget()
 		w.after(time.Duration(w.rng.IntN(3000))*time.Millisecond, fail)
 	}
+	setBack = func() {
+		w.redis.back += time.Duration(w.rng.IntN(3000)) * time.Millisecond
+		w.note("the clock is %s behind", w.redis.back)
+		w.after(time.Duration(w.rng.IntN(500))*time.Millisecond, setBack)
+	}
 	if w.rng.IntN(3) == 0 {
 		w.after(0, func() { w.unsubscribe() })
 	}
@@ -385,7 +390,17 @@ func play(seed uint64) (broken string, counts counts) {
 	if w.rng.IntN(4) == 0 {
 		w.after(500*time.Millisecond, func() { fail() })
 	}
-	w.after(end.Sub(w.now), func() { w.calm = true; w.subscribe(); stop(&arrive); stop(&compete); stop(&fail) })
+	if seed%4 == 1 { // and not by chance, which would make other plays of the rare ones
+		w.after(0, func() { setBack() })
+	}
+	w.after(end.Sub(w.now), func() {
+		w.calm = true
+		w.subscribe()
+		stop(&arrive)
+		stop(&compete)
+		stop(&fail)
+		stop(&setBack)
+	})
 	for w.model.broken == "" {
 		if !w.step(end.Add(5 * time.Minute)) {
 			break

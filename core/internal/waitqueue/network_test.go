@@ -54,7 +54,7 @@ func (w *world) ask(c *call, u waitqueue.Request) {
 	case w.chance(40):
 		w.after(0, func() {
 			if c.request == mine {
-				w.orphaned(u.Token, 0, 0)
+				w.orphaned(u.Token, answer{})
 				w.unanswered(c, waitqueue.Failure{Err: errOutage, Local: true})
 				w.leave(c)
 			}
@@ -79,7 +79,7 @@ func (w *world) ask(c *call, u waitqueue.Request) {
 		}
 		if c.request != mine {
 			w.note("orphaned %s: %+v", u.Token, a)
-			w.orphaned(u.Token, a.fence, a.server)
+			w.orphaned(u.Token, a)
 			return
 		}
 		w.note("answer to call %d: %+v %v", c.id, a, err)
@@ -91,7 +91,7 @@ func (w *world) ask(c *call, u waitqueue.Request) {
 func (w *world) answered(c *call, u *waitqueue.Request, a answer, err error, polls bool) {
 	until := w.config.Validity(u.Sent, firstLease)
 	if err != nil || a.fence != 0 && w.config.Expired(until, w.now) {
-		w.orphaned(u.Token, a.fence, a.server)
+		w.orphaned(u.Token, a)
 		w.unanswered(c, waitqueue.Failure{Err: errOutage})
 		w.afterFailure(c)
 		return
@@ -105,7 +105,7 @@ func (w *world) answered(c *call, u *waitqueue.Request, a answer, err error, pol
 		w.model.refused(u.Token, u.Sent, a)
 		w.run(c.queue, nil, c.queue.Refused(w.now, &c.Call, &waitqueue.Refusal{
 			Token: u.Token, Sent: u.Sent, Polls: polls,
-			Remaining: a.remaining, Server: a.server, Place: a.place, Length: a.length,
+			Remaining: a.remaining, Server: a.server, Latest: a.latest, Place: a.place, Length: a.length,
 		}))
 	}
 	w.proceed(c)
@@ -129,10 +129,10 @@ func (w *world) unanswered(c *call, f waitqueue.Failure) {
 	w.run(c.queue, nil, c.queue.Unanswered(w.now, u, f))
 }
 
-func (w *world) orphaned(token string, fence, server int64) {
-	w.model.orphaned(token, fence, server)
+func (w *world) orphaned(token string, a answer) {
+	w.model.orphaned(token, a)
 	q := w.current(false)
-	w.run(q, nil, q.Orphaned(token, fence, server))
+	w.run(q, nil, q.Orphaned(token, a.fence, a.latest, a.server))
 }
 
 // refresh is core's waiters.refresh.
@@ -229,14 +229,14 @@ func (w *world) release(h *hold) {
 			return
 		}
 		w.model.answered(r.Token)
-		w.model.orphaned(r.Token, a.fence, a.server)
+		w.model.orphaned(r.Token, a)
 		q := w.current(false)
 		if err == nil && a.fence == 0 && q.Token() == r.Token && q.Len() > 0 {
 			w.model.refused(r.Token, sent, a)
 		}
 		w.model.wanted = a.length > 0
 		w.run(q, nil, q.ReleaseAnswered(w.now, a.fence, &waitqueue.Refusal{
-			Token: r.Token, Sent: sent, Polls: polls, Server: a.server, Place: a.place, Length: a.length,
+			Token: r.Token, Sent: sent, Polls: polls, Server: a.server, Latest: a.latest, Place: a.place, Length: a.length,
 		}, err))
 	})
 }

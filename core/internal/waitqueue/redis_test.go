@@ -15,6 +15,7 @@ type redis struct {
 	fifo    []string
 	fence   int64
 	rivals  int
+	back    time.Duration // by how much its clock was set back
 }
 
 type holder struct {
@@ -29,6 +30,7 @@ type answer struct {
 	room      bool
 	remaining time.Duration
 	server    int64
+	latest    int64
 	place     int
 	length    int
 }
@@ -50,8 +52,11 @@ func (r *redis) fits(limit int) bool {
 	return len(r.holders) == 0 || limit != 1 && (limit == 0 || len(r.holders) < limit)
 }
 
+// clock is the time by its clock. Leases end as if that were not set.
+func (r *redis) clock() time.Time { return r.now.Add(-r.back) }
+
 func (r *redis) grant(token string, lease time.Duration) int64 {
-	r.fence = max(r.fence+1, r.now.UnixMicro())
+	r.fence = max(r.fence+1, r.clock().UnixMicro())
 	r.holders[token] = &holder{r.now.Add(lease), r.fence}
 	return r.fence
 }
@@ -74,7 +79,7 @@ func (r *redis) serve(me string) bool {
 		}
 		fence := r.grant(token, claim)
 		if own(token) {
-			r.grantMessage(token, fence, r.now.Add(claim).UnixMilli(), len(r.fifo) > 0, r.room(token))
+			r.grantMessage(token, fence, r.clock().Add(claim).UnixMilli(), len(r.fifo) > 0, r.room(token))
 		} else {
 			r.model.seen = fence
 			r.after(r.work(), func() { r.release(token, "", false) })
@@ -103,7 +108,12 @@ func (r *redis) acquire(token string, waits bool) (a answer) {
 	for _, h := range r.holders {
 		a.remaining = h.ends.Sub(r.now)
 	}
-	a.server, a.place, a.length = r.now.UnixMilli(), slices.Index(r.fifo, token)+1, len(r.fifo)
+	return r.told(a, token)
+}
+
+// told is an answer with where a token stands.
+func (r *redis) told(a answer, token string) answer {
+	a.server, a.latest, a.place, a.length = r.clock().UnixMilli(), r.fence, slices.Index(r.fifo, token)+1, len(r.fifo)
 	return a
 }
 
@@ -112,9 +122,8 @@ func (r *redis) refresh(token string) (a answer) {
 	for _, h := range r.holders {
 		a.remaining = max(a.remaining, h.ends.Sub(r.now))
 	}
-	a.server, a.length = r.now.UnixMilli(), len(r.fifo)
-	if a.remaining > 0 {
-		a.place = slices.Index(r.fifo, token) + 1
+	if a = r.told(a, token); a.remaining == 0 {
+		a.place = 0
 	}
 	return a
 }
@@ -141,8 +150,7 @@ func (r *redis) release(token, other string, waits bool) (a answer) {
 	if r.serve(other) {
 		a.fence = r.grant(other, claim)
 	}
-	a.server, a.place, a.length = r.now.UnixMilli(), slices.Index(r.fifo, other)+1, len(r.fifo)
-	return a
+	return r.told(a, other)
 }
 
 // room reports whether one more like token can hold the key.
@@ -157,7 +165,7 @@ func (r *redis) admit(leader string, fence int64, tokens []string, fences []int6
 	r.serve("")
 	mine := r.holders[leader] != nil
 	for i, token := range tokens {
-		if (mine || r.now.UnixMicro()-fence < claim.Microseconds()) && r.fits(limitOf(token)) && (limitOf(token) == 0 && mine || len(r.fifo) == 0) {
+		if (mine || r.clock().UnixMicro()-fence < claim.Microseconds()) && r.fits(limitOf(token)) && (limitOf(token) == 0 && mine || len(r.fifo) == 0) {
 			fences[i] = r.grant(token, firstLease)
 		}
 	}

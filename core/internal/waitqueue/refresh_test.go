@@ -92,7 +92,7 @@ func TestQueue_AsksWhereARefreshWouldNotDo(t *testing.T) {
 	require.True(t, v.Ask, "no message can tell of a grant")
 
 	q = queuedAt(1, 15*time.Second)
-	q.did(q.q.Orphaned("T1", 0, 0))
+	q.did(q.q.Orphaned("T1", 0, 0, 0))
 	q.now = q.now.Add(time.Second)
 	v = q.q.Next(q.now, q.q.first)
 	require.True(t, v.Ask, "the token was cancelled")

@@ -75,7 +75,7 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 	q.begin()
 	q.done(r.Token, nil)
 	switch {
-	case q.settle(r.Token, fence, r.Server):
+	case q.settle(r.Token, fence, r.Latest):
 	case q.token != r.Token || q.first == nil || err != nil:
 		q.cancel(r.Token)
 		q.askAt = time.Time{}

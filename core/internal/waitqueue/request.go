@@ -22,6 +22,7 @@ type Refusal struct {
 	Polls     bool      // no message would tell of a grant
 	Remaining time.Duration
 	Server    int64 // the server's clock in ms
+	Latest    int64 // the key's latest fence
 	Place     int   // in the FIFO, from 1; 0: not in it
 	Length    int   // of the FIFO
 }
@@ -88,7 +89,7 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	q.begin()
 	q.done(r.Token, c)
 	q.informAll()
-	if !q.settle(r.Token, 0, r.Server) {
+	if !q.settle(r.Token, 0, r.Latest) {
 		q.still = 0
 		q.refused(now, r)
 	}
@@ -112,14 +113,14 @@ func (q *Queue) Unanswered(now time.Time, req *Request, f Failure) []Action {
 	return q.actions
 }
 
-// Orphaned takes the reply to a request that no call waits for. Its fence is zero if it is not a
-// grant; the server's clock is zero too if there is no reply.
-func (q *Queue) Orphaned(token string, fence, server int64) []Action {
+// Orphaned takes the reply to a request that no call waits for: a fence, or a refusal's latest fence and the server's clock; all
+// of them are zero if there is no reply.
+func (q *Queue) Orphaned(token string, fence, latest, server int64) []Action {
 	q.begin()
 	if fence != 0 || server != 0 {
 		q.silent = time.Time{} // Redis does reply
 	}
-	if !q.settle(token, fence, server) {
+	if !q.settle(token, fence, latest) {
 		q.cancel(token) // no message may grant the key to it
 	}
 	return q.actions
@@ -175,13 +176,13 @@ type overtaken struct {
 	fence int64 // of the message's grant
 }
 
-// settle records the reply to a request. It reports whether a grant message arrived first. If so,
-// and the reply is a grant with another fence, or a refusal from after the message's grant, then
+// settle records the reply to a request: its fence, or the key's latest when it was refused. It reports whether a grant message
+// arrived first. If so, and the reply's fence is another, or there was a later one, then
 // the request reached Redis only after that grant was released: the token has a place in the FIFO,
-// or a grant, that no call uses, and is cancelled.
-func (q *Queue) settle(token string, fence, server int64) bool {
+// or a grant, that no call uses, and is cancelled. Times would not tell: the server's clock may have been set back.
+func (q *Queue) settle(token string, fence, latest int64) bool {
 	granted := q.forget(token)
-	if granted != 0 && (fence != 0 && fence != granted || fence == 0 && server*1000 > granted) {
+	if granted != 0 && (fence != 0 && fence != granted || fence == 0 && latest >= granted) {
 		q.cancel(token)
 	}
 	return granted != 0

@@ -233,6 +233,11 @@ var (
 		{"the first call leaves", func(t *table) bool { return waits(t) && t.asker != t.q.first || t.q.inFlight == "" && waits(t) }, func(t *table) { t.did(t.q.Leave(t.q.first)) }},
 		{"refused, with a place", inFlight, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(1))) }},
 		{"refused, without a place", inFlight, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(0))) }},
+		{"refused, after a message's grant", func(t *table) bool { return inFlight(t) && len(t.q.overtaken) > 0 }, func(t *table) {
+			r := t.refusal(1)
+			r.Latest = fence
+			t.did(t.q.Refused(t.now, t.asker, r))
+		}},
 		{"granted", inFlight, func(t *table) {
 			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.inFlight.Token, Fence: fence, Until: t.now.Add(time.Second)}))
 		}},
@@ -247,8 +252,8 @@ var (
 		{"the pool is full", inFlight, func(t *table) {
 			t.did(t.q.Unanswered(t.now, &t.inFlight, Failure{Err: errors.New("pool"), Local: true}))
 		}},
-		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0)) }},
-		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0)) }},
+		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0, 0)) }},
+		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0, 0)) }},
 		{"a grant message", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
 		{"a grant message that is too late", func(t *table) bool { return t.q.token != "" }, func(t *table) {
 			t.now = t.now.Add(5 * time.Second)

@@ -126,7 +126,9 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 	s.c, s.of, s.handler, s.key, s.routing, s.tracked = c, c.Request(), next, config.Key, routing, tracked
 	x := s.x
 	x.Writer, x.Request, x.Name, x.Framework = e.Writer(c), s.of, s.of.Method+" "+c.Path(), c
-	x.Skip = config.Skipper != nil && config.Skipper(c)
+	if config.Skipper != nil {
+		x.Skip = func() bool { return config.Skipper(c) }
+	}
 	if !config.ReturnErrors {
 		x.Problem = nil
 	}
@@ -171,8 +173,8 @@ func newServing[C Context](e *Echo[C]) *serving[C] {
 			return httplock.Match{Pattern: s.c.Path(), Params: params, Framework: s.c}.Key(s.key, s.c.Request())
 		},
 		Next: s.next,
-		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			s.teed = true
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter, whole bool) {
+			s.teed = whole
 			e.Tee(s.c, wrap)
 		},
 		Written: func() bool { return s.status() != 0 },

@@ -1,7 +1,6 @@
 package adapter_test
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"strings"
@@ -22,8 +21,7 @@ import (
 func TestParking_ParkedRequestsAreReplayed(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
-		queue, err := delayqueue.New(b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
-		require.NoError(t, err)
+		queue := testbed.NewQueue(t, b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
 		fail, replays := true, 0
 		h := v.start(service{
 			at: "use", guard: b.Locker.Guard(delayqueue.Policy(queue)), key: httplock.Join(orderKey, httplock.JSONField("", "n")),
@@ -59,10 +57,7 @@ func TestParking_ParkedRequestsAreReplayed(t *testing.T) {
 		id := strings.TrimPrefix(parked.Header.Get("Location"), "/tickets/")
 		require.Zero(t, replays)
 
-		worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
-		require.NoError(t, err)
-		require.NoError(t, worker.Start())
-		t.Cleanup(func() { _ = worker.Stop(context.Background()) })
+		testbed.Work(t, queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
 		release()
 		status, err := queue.Wait(t.Context(), id)
 		require.NoError(t, err)
@@ -79,8 +74,7 @@ func TestReplay_ThatMayNotRun(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		for _, returned := range []bool{false, true} {
 			b := testbed.New(t, redistest.Embedded(t))
-			queue, err := delayqueue.New(b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
-			require.NoError(t, err)
+			queue := testbed.NewQueue(t, b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
 			h := v.start(service{
 				guard: b.Locker.Guard(delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
 				options: []httplock.Option{
@@ -91,10 +85,7 @@ func TestReplay_ThatMayNotRun(t *testing.T) {
 			})
 			release := b.Hold(t)
 			id := strings.TrimPrefix(testbed.Call(t, h, http.MethodPost, orderPath, "").Header.Get("Location"), "/tickets/")
-			worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
-			require.NoError(t, err)
-			require.NoError(t, worker.Start())
-			t.Cleanup(func() { _ = worker.Stop(context.Background()) })
+			testbed.Work(t, queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
 			release()
 			status, err := queue.Wait(t.Context(), id)
 			require.NoError(t, err)

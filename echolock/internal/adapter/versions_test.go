@@ -5,7 +5,9 @@ import (
 	"net/http"
 
 	"github.com/labstack/echo/v4"
+	"github.com/labstack/echo/v4/middleware"
 	echo5 "github.com/labstack/echo/v5"
+	middleware5 "github.com/labstack/echo/v5/middleware"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/echolock"
@@ -18,6 +20,7 @@ type seen interface {
 	Request() *http.Request
 	Path() string
 	Param(name string) string
+	FormValue(name string) string
 	String(status int, s string) error
 	NoContent(status int) error
 }
@@ -39,6 +42,8 @@ type service struct {
 	skip    bool // a Skipper by X-Skip
 	errors  bool // ReturnErrors
 	routes  httplock.Routes
+	// front is a middleware of echo's own that reads bodies, in front of the guard: CSRF, Decompress or BodyLimit.
+	front string
 	// around sees the request in front of the guard, and the error behind it.
 	around func(c seen, next func() error) error
 	// onError sees what reaches the error handler.
@@ -102,6 +107,17 @@ func start4(s service) http.Handler {
 		}
 		e.DefaultHTTPErrorHandler(err, c)
 	}
+	switch s.front {
+	case "CSRF":
+		e.Use(middleware.CSRFWithConfig(middleware.CSRFConfig{
+			TokenLookup: "form:csrf", // which a replay has no cookie for
+			Skipper:     func(c echo.Context) bool { _, replayed := httplock.Replayed(c.Request().Context()); return replayed },
+		}))
+	case "Decompress":
+		e.Use(middleware.Decompress())
+	case "BodyLimit":
+		e.Use(middleware.BodyLimit("10B"))
+	}
 	if s.around != nil {
 		e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
 			return func(c echo.Context) error { return s.around(c, func() error { return next(c) }) }
@@ -147,6 +163,17 @@ func start5(s service) http.Handler {
 			s.onError(err)
 		}
 		plain(c, err)
+	}
+	switch s.front {
+	case "CSRF":
+		e.Use(middleware5.CSRFWithConfig(middleware5.CSRFConfig{
+			TokenLookup: "form:csrf", // which a replay has no cookie for
+			Skipper:     func(c *echo5.Context) bool { _, replayed := httplock.Replayed(c.Request().Context()); return replayed },
+		}))
+	case "Decompress":
+		e.Use(middleware5.Decompress())
+	case "BodyLimit":
+		e.Use(middleware5.BodyLimit(10))
 	}
 	if s.around != nil {
 		e.Use(func(next echo5.HandlerFunc) echo5.HandlerFunc {

@@ -93,6 +93,14 @@ func (w *window) until(t *testing.T, want ...string) {
 	})
 }
 
+// ends interrupts the demo, which breaks no promise.
+func (w *window) ends(t *testing.T) {
+	t.Helper()
+	w.interrupt()
+	require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
+	require.NoError(t, w.wait(), w.raw.String())
+}
+
 // text is what a terminal shows, without the spaces at the ends of lines.
 func text(v vt10x.View) string {
 	var all []string
@@ -153,9 +161,7 @@ func TestDemo_FitsItsWindow(t *testing.T) {
 			w.until(t, everything...)
 
 			w.raw.Reset()
-			w.interrupt()
-			require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
-			require.NoError(t, w.wait(), "its status")
+			w.ends(t)
 			require.True(t, w.screen.CursorVisible())
 			require.Zero(t, w.screen.Mode()&vt10x.ModeAltScreen)
 			_, stays, _ := strings.Cut(w.raw.String(), "\x1b[?1049l")
@@ -184,9 +190,7 @@ func TestDemo_KeysThatAreTyped(t *testing.T) {
 	for _, want := range []string{"\nroute  ", "\ninside now:", "\nconsole http", "twice: 409", "twice: waits", "twice: 202"} {
 		require.Contains(t, text(w.screen), want)
 	}
-	w.interrupt()
-	require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
-	require.NoError(t, w.wait())
+	w.ends(t)
 }
 
 func TestDemo_HasNoColorsIfSo(t *testing.T) {
@@ -194,9 +198,7 @@ func TestDemo_HasNoColorsIfSo(t *testing.T) {
 	w := open(t, 80, 24, "TERM=xterm", "NO_COLOR=1")
 	w.until(t, "violations: 0", "refused with 409")
 	w.fits(t)
-	w.interrupt()
-	require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
-	require.NoError(t, w.wait())
+	w.ends(t)
 	require.NotRegexp(t, "\x1b\\[[0-9;]*m", w.raw.String())
 }
 
@@ -207,9 +209,7 @@ func TestDemo_PrintsLinesOnADumbTerminal(t *testing.T) {
 			t.Parallel()
 			w := open(t, 80, 40, "TERM="+dumb)
 			w.until(t, "console http://", "curl -X PUT", "\n   5 s  ")
-			w.interrupt()
-			require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
-			require.NoError(t, w.wait())
+			w.ends(t)
 			require.NotContains(t, w.raw.String(), "\x1b")
 			lines := strings.Split(strings.ReplaceAll(w.raw.String(), "\r", ""), "\n")
 			require.Less(t, len(lines), 40)

@@ -59,7 +59,7 @@ func run(ctx context.Context, redisURL, listen, file string, open func(redis.Uni
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	server := &http.Server{Handler: shop.Handler, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: shop.Handler, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	log.Printf("the shop is at http://%s", listener.Addr())

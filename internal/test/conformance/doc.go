@@ -17,8 +17,8 @@
 //     memory. Put back the request that was there before in a defer, so that it is
 //     back after a panic too.
 //   - Have the rest of the chain write to what Exchange.Tee is given, and put back the
-//     writer that was there before in the same defer. A response that the framework
-//     keeps back, or makes of a handler's error, is written before Next returns.
+//     writer that was there before in the same defer. If Tee is asked for the whole response, what
+//     the framework keeps back, or makes of a handler's error, is written before Next returns.
 //   - Let panics pass, as they are.
 //   - Hand on the error of a handler, if there is one, and make nothing of it. What
 //     Serve wrote meanwhile is the response. An error that was answered for Tee is not

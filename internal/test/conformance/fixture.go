@@ -26,9 +26,21 @@ type fixture struct {
 	adapter Adapter
 	// said is what guards and workers log that have no logger of the check's own: what goes wrong on purpose
 	// would hide the failures.
-	said *testbed.Log
+	said  *testbed.Log
+	http2 bool // servers speak it
 	// timeout is how long something is waited for that should happen at once.
 	timeout time.Duration
+}
+
+// overEach checks a behaviour over HTTP/1.1, and over HTTP/2.
+func overEach(test func(*fixture)) func(*fixture) {
+	return func(t *fixture) {
+		test(t)
+		env := *t.env
+		env.Prefix += "-2" // nothing is left of the first time
+		t.env, t.http2 = &env, true
+		test(t)
+	}
 }
 
 func (t *fixture) setUp(opts ...core.Option) *testbed.Fixture {
@@ -103,7 +115,7 @@ func (t *fixture) silent(said string) {
 // start serves an engine. The server's log is given to judge when it is whole.
 func (t *fixture) start(engine http.Handler, judge func(said string)) *site {
 	t.Helper()
-	return t.startOver(false, engine, judge)
+	return t.startOver(t.http2, engine, judge)
 }
 
 func (t *fixture) startOver(http2 bool, engine http.Handler, judge func(said string)) *site {

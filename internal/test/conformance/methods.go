@@ -2,25 +2,27 @@ package conformance
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/method"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 var (
-	readMethods  = []string{http.MethodGet, http.MethodHead}
-	safeMethods  = []string{http.MethodGet, http.MethodHead, http.MethodOptions}
+	readMethods  = method.Reading
+	safeMethods  = append(slices.Clip(readMethods), http.MethodOptions)
 	otherMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodTrace, "FROB"}
 )
 
 // everyMethod is an app that serves the order for all methods.
 func everyMethod(h Handler, chain ...Step) App {
 	var app App
-	for _, method := range append(append([]string{}, safeMethods...), otherMethods...) {
+	for _, method := range slices.Concat(safeMethods, otherMethods) {
 		app.Routes = append(app.Routes, order(method, h, chain...))
 	}
 	return app

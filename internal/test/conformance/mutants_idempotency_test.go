@@ -12,7 +12,7 @@ import (
 // tee changes how the rest of the chain is shown to a guard.
 func tee(f func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter)) func(conformance.Lock) toyHandler {
 	return serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
-		x.Tee = func(wrap func(http.ResponseWriter) http.ResponseWriter) { f(c, wrap) }
+		x.Tee = func(wrap func(http.ResponseWriter) http.ResponseWriter, _ bool) { f(c, wrap) }
 		m.Serve(x)
 	})
 }
@@ -49,14 +49,17 @@ var idempotencyMutants = map[string]mutant{
 			x.Tee = nil
 			m.Serve(x)
 		}),
-		fails: map[string]string{"Idempotency-Key: runs once": "its Exchange has no Tee", "Idempotency-Key: parked once": "its Exchange has no Tee"},
+		fails: map[string]string{
+			"Idempotency-Key: runs once": "its Exchange has no Tee", "Idempotency-Key: parked once": "its Exchange has no Tee",
+			"a long response ends after the release": "not within",
+		},
 	},
 	"does not restore the writer": {
 		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
 			tee, rest := x.Tee, x.Next
 			left := c.w
-			x.Tee = func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-				tee(wrap)
+			x.Tee = func(wrap func(http.ResponseWriter) http.ResponseWriter, whole bool) {
+				tee(wrap, whole)
 				left = c.w
 			}
 			x.Next = func(r *http.Request) {

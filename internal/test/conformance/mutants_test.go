@@ -84,7 +84,40 @@ var mutants = map[string]mutant{
 	},
 	"forgets the body": {
 		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) { next(c.r.WithContext(r.Context())) }),
-		fails:  map[string]string{"body is whole after waiting": "Not equal", "body replaced by the key function": "Not equal"},
+		fails: map[string]string{
+			"body is whole after waiting": "Not equal", "body replaced by the key function": "Not equal",
+			"functions read forms": "Not equal", "WithSkip reads forms": "Not equal",
+		},
+	},
+	"forgets the form": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			c.r.Form, c.r.PostForm, c.r.MultipartForm = nil, nil, nil
+			m.Serve(x)
+		}),
+		fails: map[string]string{
+			"a form read in front is parked whole or not": "a form that can be made again",
+			"Idempotency-Key: a form read in front":       "500", "Idempotency-Key: a form read in front, parked": "500",
+		},
+	},
+	"says that nothing was sent": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			c.r.ContentLength, c.r.TransferEncoding = 0, nil
+			m.Serve(x)
+		}),
+		fails: map[string]string{
+			"a body drained in front is not parked": "202", "Idempotency-Key: a body drained in front": "the handler ran",
+			"a body begun in front is not parked": "202", "Idempotency-Key: a body begun in front": "the handler ran",
+		},
+	},
+	"hides the server's body": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			c.r.Body = struct {
+				io.ReadCloser
+				memory []byte
+			}{ReadCloser: c.r.Body}
+			m.Serve(x)
+		}),
+		fails: map[string]string{"a body capped in front is parked whole": "202"},
 	},
 	"shows the key function a copy": {
 		perKey: func(l conformance.Lock) toyHandler {
@@ -141,7 +174,7 @@ var mutants = map[string]mutant{
 			c.r.Body, c.r.ContentLength = io.NopCloser(io.LimitReader(c.r.Body, 1000)), -1
 			m.Serve(x)
 		}),
-		fails: map[string]string{"body over the cap is not parked": "413"},
+		fails: map[string]string{"body over the cap is not parked": "202"},
 	},
 	"does not restore the request": {
 		perKey: next(func(c *toyContext, r *http.Request, _ func(*http.Request)) {

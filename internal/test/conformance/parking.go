@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,12 @@ type parkingSite struct {
 // between the two.
 func (t *fixture) openParking(h Handler, configure func(b *testbed.Fixture, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
+	return t.openParkingBehind(nil, h, configure, opts...)
+}
+
+// openParkingBehind is openParking with steps in front of the guard.
+func (t *fixture) openParkingBehind(front []Step, h Handler, configure func(b *testbed.Fixture, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
+	t.Helper()
 	d := &parkingSite{Fixture: t.setUp()}
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
@@ -41,7 +48,7 @@ func (t *fixture) openParking(h Handler, configure func(b *testbed.Fixture, q *d
 		httplock.TicketHandler(d.queue, func(*http.Request, delayqueue.Status) bool { return true }).ServeHTTP(w, r)
 		return nil
 	}
-	app := orders(h, append([]Step{l}, behind...)...)
+	app := orders(h, slices.Concat(front, []Step{l}, behind)...)
 	app.Routes = append(app.Routes,
 		Route{Method: http.MethodGet, Pattern: "/tickets/{ticket}", Handler: tickets},
 		Route{Method: http.MethodGet, Pattern: "/tickets/{ticket}/result", Handler: tickets})

@@ -3,13 +3,17 @@ package conformance
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"mime/multipart"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -142,6 +146,57 @@ func responseController(t *fixture) {
 	}, lock(b, nil)))
 	require.Equal(t, "controlled", t.post(s, "body").Body)
 	b.RequireFree(t)
+}
+
+// countedListener is a listener that counts what its connections write.
+type countedListener struct {
+	net.Listener
+	wrote *atomic.Int64
+}
+
+func (l countedListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return countedConn{conn, l.wrote}, err
+}
+
+type countedConn struct {
+	net.Conn
+	wrote *atomic.Int64
+}
+
+func (c countedConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.wrote.Add(int64(n))
+	return n, err
+}
+
+// releaseObserver calls a function when a key was released.
+type releaseObserver struct {
+	core.NopObserver
+	released func()
+}
+
+func (o releaseObserver) OnReleased(context.Context, core.Released) { o.released() }
+
+// lastBytes: a client that sends its next request at once does not meet its own key.
+func lastBytes(t *fixture) {
+	wrote, atRelease, content := &atomic.Int64{}, make(chan int64, 1), text(64<<10)
+	b := t.setUp(core.WithObserver(releaseObserver{released: func() { atRelease <- wrote.Load() }}))
+	srv := httptest.NewUnstartedServer(t.adapter.New(orders(func(w http.ResponseWriter, _ *http.Request) error {
+		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
+		_, err := io.WriteString(w, content)
+		return err
+	}, lock(b, nil))))
+	srv.Listener = countedListener{srv.Listener, wrote}
+	srv.Start()
+	t.Cleanup(srv.Close)
+	t.eventually(func() bool { // a machine that stands still for 100 ms sends the rest
+		wrote.Store(0)
+		resp, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, ""))
+		require.NoError(t, err)
+		require.Equal(t, content, resp.Body)
+		return await(t, atRelease, "the release") < wrote.Load()
+	}, "a response ends after the release of its key")
 }
 
 // uploads: net/http removes the files of a form that it finds in its own request,

@@ -42,6 +42,13 @@ var behaviours = []behaviour{
 	{name: "replay without a guard runs once", test: lostGuard},
 	{name: "replay of a route that is lacking", test: lacksRoute},
 
+	{name: "a form read in front is parked whole or not", test: overEach(formsParked)},
+	{name: "a body drained in front is not parked", test: overEach(drainedNotParked)},
+	{name: "a body begun in front is not parked", test: overEach(begunNotParked)},
+	{name: "a body capped in front is parked whole", test: overEach(cappedParked)},
+	{name: "functions read forms", test: functionsReadForms},
+	{name: "WithSkip reads forms", test: skippedForms},
+
 	{name: "Prefer: wait", test: prefersWait},
 	{name: "Prefer: respond-async", test: prefersAsync},
 	{name: "Prefer is the handler's", test: preferIsTheHandlers},
@@ -58,6 +65,10 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: a hijacked connection is not kept", test: hijackedNotStored},
 	{name: "Idempotency-Key: an inner conflict is not kept", test: innerNotStored},
 	{name: "Idempotency-Key: parked once", test: parkedOnce},
+	{name: "Idempotency-Key: a form read in front", test: overEach(formsCompared)},
+	{name: "Idempotency-Key: a form read in front, parked", test: formsParkedOnce},
+	{name: "Idempotency-Key: a body drained in front", test: overEach(drainedNotCompared)},
+	{name: "Idempotency-Key: a body begun in front", test: overEach(begunNotCompared)},
 	{name: "Idempotency-Key: writer restored", test: writerRestored},
 
 	{name: "one outcome for each request", test: oneOutcome},
@@ -77,6 +88,7 @@ var behaviours = []behaviour{
 	{name: "a handler that calls itself", test: selfCalls},
 	{name: "Timeout in front", test: timeoutInFront},
 
+	{name: "a long response ends after the release", test: lastBytes},
 	{name: "Flush", test: flushes},
 	{name: "Hijack", test: hijacks},
 	{name: "ResponseController", test: responseController},

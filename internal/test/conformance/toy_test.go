@@ -133,7 +133,9 @@ func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange
 				*err = nil
 			}
 		},
-		Tee:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, teed = wrap(c.w), true },
+		Tee: func(wrap func(http.ResponseWriter) http.ResponseWriter, whole bool) {
+			c.w, teed = wrap(c.w), whole
+		},
 		Written: func() bool { return c.began.status != 0 },
 		Status: func() int {
 			if *err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 )
 
 // tick is how often the server's clock moves: its keys expire only then. A key that was set between two ticks
@@ -31,6 +32,19 @@ func Start() (*Server, error) {
 	s := &Server{Miniredis: m, stop: make(chan struct{})}
 	s.done.Go(s.tick)
 	return s, nil
+}
+
+// Connect starts a Server, for an example, and returns a client of it. It panics if it cannot.
+func Connect() (rdb *redis.Client, closeBoth func()) {
+	s, err := Start()
+	if err != nil {
+		panic(err)
+	}
+	rdb = redis.NewClient(&redis.Options{Addr: s.Addr()})
+	return rdb, func() {
+		_ = rdb.Close()
+		s.Close()
+	}
 }
 
 // Close stops the server and waits for its goroutines. It may be called twice.

@@ -24,11 +24,13 @@ import (
 type Server struct {
 	Addr string
 
-	dir  string
-	args []string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the process ended
-	rdb  *redis.Client // made by client
+	dir   string
+	args  []string
+	env   []string // besides this process's own
+	clock string   // the file that SetClock writes
+	cmd   *exec.Cmd
+	done  chan struct{} // closed when the process ended
+	rdb   *redis.Client // made by client
 }
 
 // Start starts a redis-server of the test's own, with extra arguments as on its
@@ -146,6 +148,7 @@ func startAll(t testing.TB, servers []*Server) {
 
 func (s *Server) start() error {
 	s.cmd = exec.Command("redis-server", s.args...)
+	s.cmd.Env = append(os.Environ(), s.env...)
 	var err error
 	if s.done, err = Spawn(s.cmd); err != nil {
 		return fmt.Errorf("redistest: start redis-server: %w", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
@@ -154,4 +155,37 @@ func (b *Fixture) LoseLeases(t testing.TB) {
 	if assert.NotEmpty(t, names, "no lease to lose") {
 		assert.NoError(t, b.Redis.Del(context.Background(), names...).Err())
 	}
+}
+
+// NewQueue makes a queue.
+func NewQueue(t testing.TB, rdb redis.UniversalClient, name string, opts ...delayqueue.Option) *delayqueue.Queue {
+	t.Helper()
+	q, err := delayqueue.New(rdb, name, opts...)
+	require.NoError(t, err)
+	return q
+}
+
+// Work starts a worker that is stopped with the test.
+func Work(t testing.TB, q *delayqueue.Queue, l *core.Locker, h delayqueue.Handler, opts ...delayqueue.WorkerOption) *delayqueue.Worker {
+	t.Helper()
+	w, err := delayqueue.NewWorker(q, l, h, opts...)
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+	return w
+}
+
+// Enqueue stores a job.
+func Enqueue(t testing.TB, q *delayqueue.Queue, job delayqueue.Job) {
+	t.Helper()
+	_, err := q.Enqueue(t.Context(), job)
+	require.NoError(t, err)
+}
+
+// Take takes a key that is free.
+func Take(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, opts...)
+	require.NoError(t, err)
+	return lease
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 	"github.com/perkey-go/perkey/ops/console"
 	"github.com/perkey-go/perkey/retry"
@@ -119,8 +120,7 @@ func (s *service) startReplica(t testing.TB) *core.Locker {
 	locker, err := core.New(s.rdb, core.WithPrefix(s.prefix), core.WithTTL(6*time.Second), core.WithObserver(recorder.Locks(nil)))
 	require.NoError(t, err)
 	s.lockers = append(s.lockers, locker)
-	queue, err := delayqueue.New(s.rdb, "ship", delayqueue.WithPrefix(s.prefix), delayqueue.WithService("shop"), delayqueue.WithQueueObserver(recorder.Queues(nil)))
-	require.NoError(t, err)
+	queue := testbed.NewQueue(t, s.rdb, "ship", delayqueue.WithPrefix(s.prefix), delayqueue.WithService("shop"), delayqueue.WithQueueObserver(recorder.Queues(nil)))
 	worker, err := delayqueue.NewWorker(queue, locker, work, delayqueue.WithConcurrency(4), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	require.NoError(t, worker.Start())

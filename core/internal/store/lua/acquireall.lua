@@ -8,12 +8,14 @@
 -- KEYS     the records, as in record.lua
 -- ARGV[1]  the caller's token, the same on each key
 -- ARGV[2]  length of the leases, in ms
--- ARGV[3]  description of the call, for people; no spaces
+-- ARGV[3]  see late.lua
+-- ARGV[4]  description of the call, for people; no spaces
 -- returns  {1, fence, waited for, …} with two numbers for each key, the second 1 if
 --          others wait for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
 -- #include call.lua
+-- #include late.lua
 -- #include record.lua
 local lease, records, saves, grants = tonumber(ARGV[2]), {}, {}, {}
 for i, key in ipairs(KEYS) do
@@ -43,7 +45,7 @@ for i, key in ipairs(KEYS) do
   grants[i] = function()
     local its
     if not mine then
-      its = grant(token, lease, ARGV[3])
+      its = grant(token, lease, ARGV[4])
       save()
     else -- the reply to an earlier call was lost
       local what

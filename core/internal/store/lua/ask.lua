@@ -3,11 +3,12 @@
 --
 -- KEYS[1], ARGV[1]  see call.lua
 -- ARGV[2]  length of the lease, in ms
--- ARGV[3]  description of the call, for people; no spaces
+-- ARGV[3]  see late.lua
 -- The others can be absent:
--- ARGV[4]  its mark, if it is to join the queue; else ''
--- ARGV[5]  id of its locker, if a message is to tell it when nobody holds the key; else ''
--- ARGV[6]  for parked work, which goes first: how long the key is to be reserved for it,
+-- ARGV[4]  description of the call, for people; no spaces
+-- ARGV[5]  its mark, if it is to join the queue; else ''
+-- ARGV[6]  id of its locker, if a message is to tell it when nobody holds the key; else ''
+-- ARGV[7]  for parked work, which goes first: how long the key is to be reserved for it,
 --          in ms, if it is reserved now, or if this call is refused; else 0
 -- returns  the fence, if granted, nobody waits, the key is not reserved, and, with a limit
 --          above 1, another one with that limit fits
@@ -15,15 +16,15 @@
 --          {1, fence, 1} if granted and others wait
 --          {1, fence, 2} if granted and the key is reserved
 --          {0, ms left of a holder's lease, server's time in ms, place in the
---          queue, length of the queue}; the place is 0 if it is not in it, and
---          -1 if the record is foreign and has no queue
+--          queue, length of the queue, the latest fence}; the place is 0 if it is
+--          not in it, and -1 if the record is foreign and has no queue
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua
 if foreign() then
-  return {0, expiry(), now, -1, 0}
+  return {0, expiry(), now, -1, 0, 0}
 end
-local lease, mark, listener, parked = tonumber(ARGV[2]), ARGV[4] or '', ARGV[5] or '', tonumber(ARGV[6] or 0)
+local lease, what, mark, listener, parked = tonumber(ARGV[2]), ARGV[4] or '', ARGV[5] or '', ARGV[6] or '', tonumber(ARGV[7] or 0)
 if parked > 0 and not exists then
   redis.call('HDEL', key, '') -- Redis lets a script that has written go on when memory is full; parked work frees memory
 end
@@ -51,7 +52,7 @@ else
 end
 if served then
   leave(token)
-  local its = grant(token, lease, ARGV[3])
+  local its = grant(token, lease, what)
   if parked > 0 and reserved > 0 then
     reserve(parked)
     stamp = its
@@ -68,7 +69,7 @@ end
 local at = 0
 if mark ~= '' then
   local known = place(token)
-  local before = join(token, mark, ARGV[3])
+  local before = join(token, mark, what)
   at = before and before + 1 or 0
   if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(token) then
     send(locker(last), string.format('wanted %.0f', fence))
@@ -78,4 +79,4 @@ if listener ~= '' and not string.find(watch, listener, 1, true) then
   watch = watch .. listener .. ' '
 end
 save()
-return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, waiting}
+return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, waiting, fence}

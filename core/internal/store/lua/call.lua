@@ -6,5 +6,5 @@
 local key, token = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
-local now = (micros - micros % 1000) / 1000
+local now = math.floor(micros / 1000)
 -- #include constants.lua

@@ -7,6 +7,7 @@
 -- returns  the grant's first fence, or 0 when there is no such holder
 -- #include call.lua
 -- #include record.lua
+record = read(key, true)
 -- #include message.lua
 -- #include queue.lua
 if foreign() then

@@ -7,7 +7,7 @@
 -- returns  {server's time in µs, how many hold it, how many wait, the holders, the
 --          waiters, the end of its reservation in ms, the reservation's stamp, 1 if the record is
 --          of a newer format, 2 if it is not a record, else 0}: a holder is LIMIT:LOCKER, the end of its
---          lease in ms, its fence and its description; a waiter is LIMIT:LOCKER and its description
+--          lease in ms, or 0 if its record has no expiry, its fence and its description; a waiter is LIMIT:LOCKER and its description
 -- #include format.lua
 local key = KEYS[1]
 local time = redis.call('TIME')
@@ -16,7 +16,8 @@ local now = math.floor(micros / 1000)
 local text = text(key)
 local holder, its, what = thin(text)
 if holder then
-  local who, ends = string.match(holder, '^(%d+:.*)%.'), now + redis.call('PTTL', key)
+  local who, left = string.match(holder, '^(%d+:.*)%.'), redis.call('PTTL', key)
+  local ends = left < 0 and 0 or now + left
   return {micros, 1, 0, {string.format('%s %d %s %s', who, ends, its, what)}, {}, 0, 0, 0}
 elseif newer(text) then
   return {micros, 1, 0, {}, {}, 0, 0, 1}

@@ -26,7 +26,7 @@
 -- The caller may lose the reply, and ask again: the reply to a holder's token is
 -- the same grant again.
 -- #include format.lua
-local NEVER = 1e15
+local NEVER = 1000000000000000
 
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record
@@ -38,7 +38,10 @@ end
 -- when the thin record would have expired. DEL comes first, since
 -- Redis runs it even when its memory is full, and then lets the script go on. On a Cluster there
 -- are no thin records: see acquire.lua.
-local function read(key)
+--
+-- A thin record without an expiry (PERSIST, RESTORE) is held, and nobody knows until when. Its holder's next renewal gives
+-- it an expiry again; until then it is as foreign to all others, but for forced.
+local function read(key, forced)
   local record = fields(redis.pcall, key)
   if not record.err then
     return record
@@ -49,6 +52,12 @@ local function read(key)
     return newer(text) and {[10] = true} or fields(redis.call, key) -- which fails
   end
   local left = redis.call('PTTL', key)
+  if left < 0 then
+    if holder ~= token and not forced then
+      return {[10] = true}
+    end
+    left = tonumber(string.match(what, '^[^;]*;[^;]*;(%d+)$') or USUAL)
+  end
   local grant = string.format('%d %s %s', now + left, its, what)
   redis.call('DEL', key)
   redis.call('HSET', key, 'fence', its, 'last', holder, 'h:' .. holder, grant)

@@ -3,17 +3,18 @@
 --
 -- KEYS[1], ARGV[1]  see call.lua
 -- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
+-- The others can be absent:
 -- ARGV[3]  '1' if the record is known to be a HASH, since another token has asked
--- The others are absent if there is no MinHold left, and no other token:
 -- ARGV[4]  the rest of a MinHold: for how many ms the key stays held after the release; or 0
 -- ARGV[5]  another token of the same process, or ''
 -- ARGV[6]  its mark, to have it wait for the key; '' to have it leave the queue
 -- ARGV[7]  its description
 -- ARGV[8]  '1' if it cannot be in the queue yet
+-- ARGV[9]  if it is to wait: see late.lua. A copy that comes late releases alone
 -- returns  1 when the caller held the key, 0 when it did not
 --          with a token that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue, ms
---          left of a holder's lease}
+--          left of a holder's lease, the latest fence}
 -- #include call.lua
 -- The common cases come first, before the functions that the others need, and take a fraction of the time: when Redis
 -- has been idle, everything that a script touches has to be loaded into the processor's caches.
@@ -27,6 +28,9 @@ if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key mean
     redis.call('DEL', key) -- there is nothing to remember
     return 1
   end
+end
+if (ARGV[9] or '0') ~= '0' and ARGV[9] - now < 0 then
+  other, mark = '', ''
 end
 if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
   local its = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'waiting', 'watch', 'reserved', 'v')
@@ -60,7 +64,7 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
       if mark == '' then
         return 1
       end
-      return {1, 0, now, waiting, waiting, CLAIM}
+      return {1, 0, now, waiting, waiting, CLAIM, tonumber(fence)}
     end
     redis.call('HSET', key, 'h:' .. token, its[1]) -- nobody was told
   end
@@ -70,7 +74,7 @@ end
 -- #include record.lua
 -- #include queue.lua
 if foreign() then
-  return mark == '' and 0 or {0, 0, now, 0, 0, 0}
+  return mark == '' and 0 or {0, 0, now, 0, 0, 0, 0}
 end
 local owned = mine and 1 or 0
 
@@ -131,4 +135,4 @@ end
 if mark == '' then
   return owned
 end
-return {owned, its, now, its == 0 and before and before + 1 or 0, waiting, held > 0 and math.max(soonest - now, 0) or 0}
+return {owned, its, now, its == 0 and before and before + 1 or 0, waiting, held > 0 and math.max(soonest - now, 0) or 0, fence}

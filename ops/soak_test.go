@@ -1,3 +1,5 @@
+//go:build soak
+
 package ops_test
 
 import (
@@ -14,12 +16,12 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
 // 1,000 processes that have as much to tell as can be: 100 calls a second of 16 KiB, and 16 MiB in Redis.
-func TestBeacon_OfAThousandProcesses(t *testing.T) {
-	t.Parallel()
+func TestSoakBeacon_OfAThousandProcesses(t *testing.T) {
 	const processes = 1000
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr, PoolSize: 20, ReadTimeout: 20 * time.Second})
 	recorder := ops.NewRecorder()
@@ -29,9 +31,7 @@ func TestBeacon_OfAThousandProcesses(t *testing.T) {
 		observer.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeShed, DidWait: true, Waited: time.Second, Key: key, Name: fmt.Sprint("name", i)})
 	}
 	for range processes {
-		locker, err := core.New(rdb)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = locker.Close() })
+		locker := testbed.NewLocker(t, rdb)
 		beacon, err := ops.StartBeacon(rdb, recorder, locker)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = beacon.Close() })
@@ -61,6 +61,25 @@ func TestBeacon_OfAThousandProcesses(t *testing.T) {
 	assert.Equal(t, scans, callsOf(t, rdb, "scan"))
 	t.Logf("%.0f calls/s, %d KiB in Redis, read in %v beside %d calls; %s", perSecond, bytes>>10, time.Since(began), callsOf(t, rdb, "evalsha")-scripts,
 		regexp.MustCompile(`cmdstat_evalsha:.*`).FindString(rdb.Info(t.Context(), "commandstats").Val()))
+}
+
+// A large fleet in which everything goes wrong, each time for another key, is judged in about a second: not in half a minute.
+func TestSoakFacts_OfAThousandProcesses(t *testing.T) {
+	f := ops.Facts{Fleet: ops.Reading[ops.Fleet]{At: examined}}
+	for i := range 1000 {
+		p := ops.Process{ID: fmt.Sprint(i), Snapshot: ops.Snapshot{At: examined}}
+		for j := range 64 {
+			key := fmt.Sprintf("customer:order:%d", 64*i+j)
+			p.Snapshot.Events = append(p.Snapshot.Events, ops.Event{At: examined, Source: "locks", Kind: "lost", Key: key})
+			if j < 32 {
+				p.Local.Leases = append(p.Local.Leases, core.LocalLease{Key: key, Held: time.Hour, TTL: time.Hour, Remaining: time.Hour, Contended: true})
+			}
+		}
+		f.Fleet.Value.Processes = append(f.Fleet.Value.Processes, p)
+	}
+	began := time.Now()
+	assert.NotEmpty(t, f.Findings(examined))
+	assert.Less(t, time.Since(began), 20*time.Second)
 }
 
 // callsOf is how often a server has run a command, in scripts too.

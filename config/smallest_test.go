@@ -17,7 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// smallest is the program that the README shows.
+// smallest is the program that docs/config.md shows.
 func smallest(check func(error), pay gin.HandlerFunc) (*gin.Engine, *config.Runtime) {
 	file, err := config.Load("perkey.yaml")
 	check(err)
@@ -30,12 +30,12 @@ func smallest(check func(error), pay gin.HandlerFunc) (*gin.Engine, *config.Runt
 	return r, rt
 }
 
-func TestREADME_TheSmallestFileWorks(t *testing.T) {
+func TestDocs_TheSmallestFileWorks(t *testing.T) {
 	env := redistest.Embedded(t)
-	readme, err := os.ReadFile("../README.md")
+	doc, err := os.ReadFile("../docs/config.md")
 	require.NoError(t, err)
 
-	file := regexp.MustCompile("(?s)```yaml\n(redis: .*?)```").FindSubmatch(readme)
+	file := regexp.MustCompile("(?s)```yaml\n(redis: .*?)```").FindSubmatch(doc)
 	require.NotNil(t, file)
 	require.Equal(t, 3, strings.Count(string(file[1]), "\n"))
 	t.Chdir(t.TempDir())

@@ -1,0 +1,427 @@
+package core_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// In a black hole Redis takes connections and requests, and answers nothing. These tests have go-redis's own time-outs: 3 s for a
+// reply, and three retries.
+
+// replyTimeout is how long nobody waits without a word from Redis.
+const replyTimeout = 3 * time.Second
+
+// briefly waits so long for a key.
+func briefly(d time.Duration) retry.Policy {
+	return retry.Policy{MaxWait: d, Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond}
+}
+
+// modes are the ways in which a key can be waited for.
+var modes = map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(3)}}
+
+// holePaths are the ways to a refusal, each with the time that it may take besides that for a word from Redis.
+var holePaths = []struct {
+	name string
+	wait time.Duration
+	call func(l *core.Locker, opts []core.AcquireOption) error
+}{
+	{"a retry policy", 50 * time.Millisecond, func(l *core.Locker, opts []core.AcquireOption) error {
+		return l.Guard(briefly(50*time.Millisecond), opts...).Do(context.Background(), core.Call{Key: "k"}, nothing)
+	}},
+	{"a retry policy that waits long", 2 * time.Second, func(l *core.Locker, opts []core.AcquireOption) error {
+		return l.Guard(briefly(2*time.Second), opts...).Do(context.Background(), core.Call{Key: "k"}, nothing)
+	}},
+	{"a call that is shed", 0, func(l *core.Locker, opts []core.AcquireOption) error {
+		return l.Guard(briefly(time.Minute), opts...).Do(context.Background(), core.Call{Key: "full"}, nothing)
+	}},
+	{"TryAcquire", 0, func(l *core.Locker, opts []core.AcquireOption) error {
+		_, err := l.TryAcquire(context.Background(), "k", opts...)
+		return err
+	}},
+	{"TryAcquireAll", 0, func(l *core.Locker, opts []core.AcquireOption) error {
+		_, err := l.TryAcquireAll(context.Background(), []string{"j", "k"}, opts...)
+		return err
+	}},
+	{"a free key", 0, func(l *core.Locker, opts []core.AcquireOption) error {
+		_, err := l.Acquire(context.Background(), "free", opts...)
+		return err
+	}},
+	{"Peek", 0, func(l *core.Locker, opts []core.AcquireOption) error {
+		return l.Guard(nil, opts...).Peek(context.Background(), core.Call{Key: "k"})
+	}},
+}
+
+func TestBlackhole_EveryPathHearsOfItWithinReplyTimeout(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			onFakeLockers(t, func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker) {
+				holder := locker(core.WithTTL(time.Hour))
+				for _, key := range []string{"k", "full"} {
+					_, err := holder.Acquire(t.Context(), key)
+					require.NoError(t, err)
+				}
+				l := locker(core.WithMaxWaiters(2, 1000))
+				ctx, leave := context.WithCancel(t.Context())
+				var all sync.WaitGroup
+				for key, n := range map[string]int{"k": 1, "full": 2} {
+					for range n {
+						all.Go(func() {
+							_, err := l.Acquire(ctx, key, opts...)
+							assert.ErrorIs(t, err, context.Canceled, "a call that knows of the holder waits it out")
+						})
+					}
+				}
+				time.Sleep(10 * time.Second)
+				require.Equal(t, 3, l.InformedCalls())
+				for _, n := range nodes {
+					n.stop()
+				}
+				start := time.Now()
+				for _, path := range holePaths {
+					if path.name == "Peek" && len(nodes) > 1 {
+						continue // a quorum cannot be inspected
+					}
+					all.Go(func() {
+						var last time.Duration
+						for time.Since(start) < 4*replyTimeout {
+							began := time.Now()
+							err := path.call(l, opts)
+							took, now := time.Since(began), time.Since(start)
+							assert.LessOrEqual(t, took, path.wait+replyTimeout, path.name)
+							if errors.Is(err, core.ErrConflict) {
+								last = now
+								assert.LessOrEqual(t, now, replyTimeout, "%s: %v", path.name, err)
+							} else {
+								assert.ErrorIs(t, err, core.ErrUnavailable, path.name)
+							}
+							time.Sleep(20 * time.Millisecond)
+						}
+						t.Logf("%s: the last conflict after %s", path.name, last)
+					})
+				}
+				time.Sleep(4*replyTimeout + 6*time.Second)
+				leave()
+				all.Wait()
+				for _, n := range nodes {
+					n.live()
+				}
+			})
+		})
+	}
+}
+
+// A Locker that nobody calls has heard nothing for a while. That is no outage: it asks before it refuses.
+func TestBlackhole_ALockerThatWasIdleAsksBeforeItRefuses(t *testing.T) {
+	onFakeLockers(t, func(t *testing.T, _ []*fakeNode, locker func(...core.Option) *core.Locker) {
+		l := locker(core.WithTTL(time.Hour))
+		first, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		next := make(chan *core.Lease)
+		go func() {
+			lease, err := l.Acquire(t.Context(), "k")
+			assert.NoError(t, err)
+			next <- lease
+		}()
+		time.Sleep(20 * time.Millisecond)
+		require.NoError(t, first.Release(t.Context()))
+		lease := <-next // while it is held, this process knows it
+		for range 3 {
+			time.Sleep(17 * time.Second)
+			err := l.Guard(briefly(10*time.Millisecond)).Do(t.Context(), core.Call{Key: "k"}, nothing)
+			require.ErrorIs(t, err, core.ErrConflict)
+		}
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+// Nobody waits for as long as his lease or the client's time-outs would allow. A release goes on in the background.
+func TestBlackhole_AnExtensionAndARelease(t *testing.T) {
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		n := nodes[0]
+		own, patient := n.client(t), *n.client(t).Options()
+		const ms = time.Millisecond
+		patient.ReadTimeout, patient.WriteTimeout = time.Hour, time.Hour
+		var all sync.WaitGroup
+		stopped := make(chan struct{})
+		for client, rdb := range map[string]*redis.Client{"go-redis's": own, "patient": redistest.Client(t, &patient)} {
+			l := lockerOn(t, rdb, "p", core.WithTTL(time.Hour))
+			for _, after := range []time.Duration{0, ms, ms, time.Second, 2500 * time.Millisecond, 5 * time.Second} {
+				held, err := l.Acquire(t.Context(), fmt.Sprint(client, after, rand.Int()))
+				require.NoError(t, err)
+				lease, err := l.Acquire(t.Context(), fmt.Sprint(client, after, rand.Int()))
+				require.NoError(t, err)
+				all.Go(func() {
+					<-stopped
+					time.Sleep(after + ms) // the first release is alone
+					start := time.Now()
+					assert.ErrorIs(t, held.Extend(t.Context(), time.Minute), core.ErrUnavailable, client)
+					assert.LessOrEqual(t, time.Since(start), replyTimeout, "%s, after %s", client, after)
+				})
+				all.Go(func() {
+					<-stopped
+					time.Sleep(after)
+					start := time.Now()
+					assert.ErrorIs(t, lease.Release(t.Context()), core.ErrUnavailable, client)
+					assert.LessOrEqual(t, time.Since(start), replyTimeout+500*time.Millisecond, "%s, after %s", client, after)
+				})
+			}
+		}
+		n.stop()
+		close(stopped)
+		all.Wait()
+		n.live()
+		time.Sleep(20 * time.Second)
+		require.Len(t, records(nodes), 2*6, "all others are released")
+	})
+}
+
+func TestBlackhole_WaitersAreServedSoonAfterIt(t *testing.T) {
+	t.Parallel()
+	const soon, each = 500 * time.Millisecond, 20
+	for length := 3500 * time.Millisecond; length < 12*time.Second; length += 530 * time.Millisecond {
+		t.Run(fmt.Sprint(length), func(t *testing.T) {
+			t.Parallel()
+			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+				n := nodes[0]
+				_, err := lockerOn(t, n.client(t), "p", core.WithTTL(time.Hour)).Acquire(t.Context(), "k")
+				require.NoError(t, err)
+				results := make(chan error, 100)
+				var lockers []*core.Locker
+				for range 3 {
+					l := lockerOn(t, n.client(t), "p")
+					lockers = append(lockers, l)
+					for range each {
+						go func() { results <- l.Do(t.Context(), "k", nothing) }()
+					}
+				}
+				time.Sleep(5 * time.Second)
+				for _, l := range lockers {
+					require.Equal(t, each, l.InformedCalls())
+				}
+				n.stop()
+				time.Sleep(length)
+				require.Empty(t, results)
+				n.Del(core.RecordName("p", "k")) // its holder's lease is over
+				n.live()
+				back := time.Now()
+				for range 3 * each {
+					require.NoError(t, <-results)
+				}
+				t.Logf("all served %s after %s", time.Since(back), length)
+				require.LessOrEqual(t, time.Since(back), soon)
+			})
+		})
+	}
+}
+
+// TestBlackhole_UnderLoad has many calls at once, of several lockers, on a real Redis: once it is silent they go on being told of a
+// conflict until nobody has heard of it for too long, and then only that it is unavailable, until it is back.
+func TestBlackhole_UnderLoad(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	holder, err := newLocker(t, env, core.WithTTL(time.Hour)).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	const lockers, callers, waiters = 3, 50, 20
+	var done []<-chan error
+	var all []*core.Locker
+	for range lockers {
+		l := lockerOn(t, redistest.Client(t, &redis.Options{Addr: proxy.Addr}), env.Prefix)
+		done = append(done, informedCalls(t, l, waiters, func() error { return l.Do(t.Context(), "k", nothing) }))
+		listening(t, l)
+		all = append(all, l)
+	}
+	proxy.Blackhole(redistest.Requests | redistest.Replies)
+	untilTold(t, all, callers, "k")
+	for _, results := range done {
+		require.Empty(t, results, "a call left that knew of the holder")
+	}
+	require.NoError(t, holder.Release(t.Context()))
+	proxy.Blackhole(0) // connections that lost something stay silent
+	back := time.Now()
+	for _, results := range done {
+		for range waiters {
+			require.NoError(t, <-results)
+		}
+	}
+	t.Logf("all served %s after Redis is back", time.Since(back))
+}
+
+// untilTold has each locker make calls for a held key, each until it was told for a second that Redis is away. From then on nobody is
+// told of a conflict.
+func untilTold(t *testing.T, lockers []*core.Locker, callers int, key string) {
+	t.Helper()
+	start := time.Now()
+	var calls sync.WaitGroup
+	for i := range len(lockers) * callers {
+		calls.Go(func() {
+			var told, last time.Time
+			for told.IsZero() || last.After(told) || time.Since(told) < time.Second {
+				err := lockers[i%len(lockers)].Guard(briefly(10*time.Millisecond)).Do(t.Context(), core.Call{Key: key}, nothing)
+				switch now := time.Now(); {
+				case errors.Is(err, core.ErrConflict):
+					last = now
+					if !told.IsZero() || !assert.Less(t, now.Sub(start), give(replyTimeout), "conflicts without an end") {
+						assert.Fail(t, "a conflict after it was known to be away")
+						return
+					}
+				case assert.ErrorIs(t, err, core.ErrUnavailable) && told.IsZero():
+					told = now
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+	calls.Wait()
+}
+
+// One node of a Cluster is silent: its keys are unavailable, those of the others are served, and who knows of its holder waits it out.
+func TestBlackhole_OfANodeOfACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	rdb := c.Client(t)
+	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return node.ConfigSet(ctx, "cluster-node-timeout", "600000").Err() // they do not take it for dead
+	}))
+	silent := c.NodeOf(t, core.RecordName("p", "k"))
+	var served []string
+	for _, key := range keyNames(24) {
+		if c.NodeOf(t, core.RecordName("p", key)) != silent {
+			served = append(served, key)
+		}
+	}
+	holder, err := lockerOn(t, rdb, "p", core.WithTTL(time.Hour)).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	l := lockerOn(t, c.Client(t), "p")
+	const waiters = 20
+	results := informedCalls(t, l, waiters, func() error { return l.Do(t.Context(), "k", nothing) })
+	listening(t, l)
+	silent.Pause()
+	t.Cleanup(silent.Resume)
+	over := make(chan struct{})
+	var others sync.WaitGroup
+	for _, key := range served {
+		others.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					assert.NoError(t, l.Do(t.Context(), key, nothing), "another node serves it")
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+		})
+	}
+	untilTold(t, []*core.Locker{l}, 50, "k")
+	close(over)
+	others.Wait()
+	require.Empty(t, results, "a call left that knew of the holder")
+	silent.Resume()
+	require.NoError(t, holder.Release(t.Context()))
+	for range waiters {
+		require.NoError(t, <-results)
+	}
+}
+
+// give is far more than d, for a busy machine.
+func give(d time.Duration) time.Duration { return d + 30*time.Second }
+
+// slowDials has a client dial for so long, whatever its context says, as go-redis does with TLS; once in a black hole until its
+// DialTimeout.
+func slowDials(t *testing.T, n *fakeNode, hole *atomic.Bool, usual time.Duration) *redis.Client {
+	t.Helper()
+	opt := *n.client(t).Options()
+	dial := opt.Dialer
+	opt.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
+		subscribes := bytes.Contains(debug.Stack(), []byte("PubSub")) // with a mutex, which would keep the bubble's clock still
+		if hole.Load() {
+			if !subscribes {
+				time.Sleep(5 * time.Second)
+			}
+			return nil, &net.OpError{Op: "dial", Net: network, Err: os.ErrDeadlineExceeded}
+		}
+		if !subscribes {
+			time.Sleep(usual)
+		}
+		return dial(context.Background(), network, addr)
+	}
+	return redistest.Client(t, &opt)
+}
+
+// A black hole takes the attempts to dial too. Nobody waits for them, and once it is over everybody is served soon.
+func TestBlackhole_OfAClientThatDialsSlowly(t *testing.T) {
+	t.Parallel()
+	for _, usual := range []time.Duration{0, 400 * time.Millisecond} {
+		t.Run(fmt.Sprint(usual), func(t *testing.T) {
+			t.Parallel()
+			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+				n, hole := nodes[0], &atomic.Bool{}
+				l := lockerOn(t, slowDials(t, n, hole, usual), "p", core.WithTTL(time.Hour), core.WithFirstLease(time.Minute))
+				const callers = 40
+				var leases []*core.Lease
+				for i := range callers {
+					lease, err := l.TryAcquire(t.Context(), fmt.Sprint(i))
+					require.NoError(t, err)
+					leases = append(leases, lease)
+				}
+				time.Sleep(10 * time.Second)
+				for range 3 {
+					hole.Store(true)
+					n.die() // what was connected ends
+					start := time.Now()
+					var all sync.WaitGroup
+					for i := range callers {
+						all.Go(func() {
+							for time.Since(start) < 20*time.Second {
+								began := time.Now()
+								_, err := l.TryAcquire(t.Context(), fmt.Sprint("k", i))
+								assert.ErrorIs(t, err, core.ErrUnavailable)
+								assert.LessOrEqual(t, time.Since(began), replyTimeout)
+								time.Sleep(100 * time.Millisecond)
+							}
+						})
+					}
+					if lease := leases[0]; lease != nil {
+						leases = leases[1:]
+						began := time.Now()
+						assert.ErrorIs(t, lease.Release(t.Context()), core.ErrUnavailable)
+						assert.LessOrEqual(t, time.Since(began), replyTimeout+500*time.Millisecond)
+					}
+					all.Wait()
+					hole.Store(false)
+					n.live()
+					back := time.Now()
+					for i := range callers {
+						all.Go(func() {
+							for l.Do(t.Context(), fmt.Sprint("k", i), nothing) != nil {
+								time.Sleep(10 * time.Millisecond)
+							}
+						})
+					}
+					all.Wait()
+					assert.LessOrEqual(t, time.Since(back), 500*time.Millisecond+4*usual)
+				}
+				time.Sleep(30 * time.Second) // until nobody dials
+			})
+		})
+	}
+}

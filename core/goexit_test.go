@@ -1,0 +1,68 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// quitter is an Observer that ends the goroutine on which it is called, as a test's require does.
+type quitter struct {
+	core.NopObserver
+	warned, lost, renewed, unclaimed atomic.Int64
+}
+
+func (q *quitter) OnWarning(context.Context, core.Warning)     { q.warned.Add(1); runtime.Goexit() }
+func (q *quitter) OnLost(context.Context, core.Lost)           { q.lost.Add(1); runtime.Goexit() }
+func (q *quitter) OnUnclaimed(context.Context, core.Unclaimed) { q.unclaimed.Add(1); runtime.Goexit() }
+
+func (q *quitter) OnRenewed(context.Context, core.Renewed) { q.renewed.Add(1); runtime.Goexit() }
+
+// An Observer that ends its goroutine ends that call, and neither renewals nor the probes of a node.
+func TestObserver_MayEndItsGoroutine(t *testing.T) {
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		n, q := nodes[0], &quitter{}
+		l := lockerOn(t, n.client(t), "p", core.WithObserver(q), core.WithTTL(6*time.Second))
+		var kept []*core.Lease
+		for i := range 20 {
+			lease, err := l.TryAcquire(t.Context(), fmt.Sprint("kept", i))
+			require.NoError(t, err)
+			kept = append(kept, lease)
+		}
+		gone, err := l.TryAcquire(t.Context(), "gone")
+		require.NoError(t, err)
+		n.Del(core.RecordName("p", "gone"))
+		<-gone.Context().Done()
+		for outage := range int64(3) {
+			n.die()
+			require.Eventually(t, func() bool {
+				_, err = l.TryAcquire(t.Context(), "k")
+				return q.warned.Load() > 2*outage
+			}, time.Minute, time.Millisecond)
+			require.ErrorIs(t, err, core.ErrUnavailable)
+			n.live()
+			time.Sleep(promptly)
+			var callers sync.WaitGroup
+			for i := range 50 {
+				callers.Go(func() { assert.NoError(t, l.Do(t.Context(), fmt.Sprint(outage, i%10), nothing)) })
+			}
+			callers.Wait()
+			time.Sleep(20 * time.Second)
+		}
+		for _, lease := range kept {
+			require.NoError(t, lease.Context().Err())
+			require.NoError(t, lease.Release(t.Context()))
+		}
+		require.EqualValues(t, 1, q.lost.Load())
+		require.Greater(t, q.renewed.Load(), int64(8), "more than may be in flight")
+	})
+}

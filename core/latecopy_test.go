@@ -1,0 +1,239 @@
+package core_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/mutant"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// copies are acquires that are held up on their way to Redis, whose clients send them again meanwhile.
+type copies struct {
+	mu   sync.Mutex
+	held map[string][]byte // by token
+	last int64             // until when one of them may run, in ms by the server's clock
+}
+
+// holdUp holds up the first acquire with each token: its connection breaks, and what was sent comes later.
+func (c *copies) holdUp(request []byte) (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for command := range strings.SplitSeq(strings.TrimPrefix(strings.TrimSuffix(string(request), "\r\n"), "*"), "\r\n*") {
+		lines := strings.Split(command, "\r\n")
+		var words []string
+		for i := 2; i < len(lines); i += 2 {
+			words = append(words, lines[i])
+		}
+		if len(words) < 7 || lines[0] != strconv.Itoa(len(words)) { // a part of a command
+			continue
+		}
+		for _, script := range []string{"acquire", "acquireall"} {
+			keys, _ := strconv.Atoi(words[2])
+			if words[1] != redis.NewScript(core.Scripts[script]).Hash() || c.held[words[3+keys]] != nil {
+				continue
+			}
+			c.held[words[3+keys]], first = fmt.Appendf(nil, "*%s\r\n", command), true
+			until, _ := strconv.ParseInt(words[5+keys], 10, 64)
+			c.last = max(c.last, until)
+		}
+	}
+	return first
+}
+
+// arrive has the copies run, once they are late.
+func (c *copies) arrive(t *testing.T, server *redis.Client) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	redistest.Eventually(t, func() bool { return server.Time(t.Context()).Val().UnixMilli() > c.last }, "late")
+	conn, err := net.Dial("tcp", server.Options().Addr)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	for _, request := range c.held {
+		_, err = conn.Write(request)
+		require.NoError(t, err)
+	}
+	_, err = conn.Write([]byte("PING\r\n"))
+	require.NoError(t, err)
+	for replies := bufio.NewReader(conn); ; {
+		line, err := replies.ReadString('\n')
+		require.NoError(t, err)
+		if strings.HasPrefix(line, "+PONG") {
+			return
+		}
+	}
+}
+
+// copied are ways to take a key, or several.
+var copied = map[string]func(ctx context.Context, l *core.Locker, key string) (release func(context.Context) error, err error){
+	"exclusive": takes(), "shared": takes(core.Shared()), "counted": takes(core.Counted(3)), "named": takes(core.Named("pay", "7")),
+	"waits": func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
+		lease, err := l.Acquire(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		return lease.Release, nil
+	},
+	"all": func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
+		all, err := l.TryAcquireAll(ctx, []string{key, key + "+"})
+		if err != nil {
+			return nil, err
+		}
+		return all.Release, nil
+	},
+}
+
+func takes(opts ...core.AcquireOption) func(context.Context, *core.Locker, string) (func(context.Context) error, error) {
+	return func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
+		lease, err := l.TryAcquire(ctx, key, opts...)
+		if err != nil {
+			return nil, err
+		}
+		return lease.Release, nil
+	}
+}
+
+// An acquire is held up on its way; its client sends it again, and the caller uses the key and releases it. Then the first copy comes.
+func TestLateCopy_OfAnAcquireGrantsNothing(t *testing.T) {
+	t.Parallel()
+	for way, take := range copied {
+		for _, nodes := range []int{1, 3} {
+			if way == "all" && nodes > 1 {
+				continue // a quorum takes them one after another
+			}
+			t.Run(fmt.Sprint(way, "/", nodes), func(t *testing.T) {
+				t.Parallel()
+				lateCopies(t, nodes, take)
+			})
+		}
+	}
+}
+
+func lateCopies(t *testing.T, nodes int, take func(context.Context, *core.Locker, string) (func(context.Context) error, error)) {
+	t.Helper()
+	const callers = 24
+	var servers []*redis.Client
+	var clients []redis.UniversalClient
+	var proxies []*redistest.Proxy
+	for range nodes {
+		s := redistest.Start(t)
+		proxies = append(proxies, redistest.NewProxy(t, s.Addr))
+		servers = append(servers, redistest.Client(t, &redis.Options{Addr: s.Addr}))
+		clients = append(clients, redistest.Client(t, &redis.Options{Addr: proxies[len(proxies)-1].Addr, ReadTimeout: time.Second, MaxRetries: 30}))
+	}
+	l, err := core.New(clients[0], core.WithPrefix("p"))
+	if nodes > 1 {
+		l, err = core.NewQuorum(clients, core.WithPrefix("p"))
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	redistest.Eventually(t, func() bool {
+		release, err := take(t.Context(), l, "warm-up")
+		return err == nil && release(t.Context()) == nil
+	}, "a Redis that serves")
+	for i, server := range servers {
+		redistest.Eventually(t, func() bool { // a quorum may not need this node
+			release, err := take(t.Context(), l, fmt.Sprint("warm-up", i))
+			if err == nil {
+				_ = release(t.Context())
+			}
+			return nodes == 1 || strings.Count(server.Info(t.Context(), "commandstats").Val(), "cmdstat_set:calls=") == 1
+		}, "its clock is known")
+	}
+	for _, server := range servers {
+		redistest.Eventually(t, func() bool { return len(redistest.Keys(t, server, "p")) == 0 }, "nothing is held")
+	}
+	held := make([]*copies, nodes)
+	for i, proxy := range proxies {
+		held[i] = &copies{held: map[string][]byte{}}
+		proxy.LoseRequest(held[i].holdUp)
+	}
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			release, err := take(t.Context(), l, fmt.Sprint("k", i))
+			for errors.Is(err, core.ErrUnavailable) { // a busy machine is slower than a quorum waits
+				release, err = take(t.Context(), l, fmt.Sprint("k", i))
+			}
+			if assert.NoError(t, err) {
+				assert.NoError(t, release(t.Context()))
+			}
+		})
+	}
+	all.Wait()
+	for i, proxy := range proxies {
+		proxy.LoseRequest(nil)
+		require.Greater(t, len(held[i].held), callers/2)
+	}
+	for i, server := range servers {
+		redistest.Eventually(t, func() bool { return len(redistest.Keys(t, server, "p")) == 0 }, "all have released")
+		held[i].arrive(t, server)
+		require.Empty(t, redistest.Keys(t, server, "p"), "held by a late copy")
+	}
+}
+
+// However the clock of Redis is set, a call that comes in time is served: if what was known of the clock is wrong, it is asked again.
+func TestLateCopy_NoCallIsTakenForOneAfterTheClockWasSet(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartClocked(t)
+	const lockers, callers = 3, 8
+	round, over := make(chan struct{}), make(chan struct{})
+	var all, pairs sync.WaitGroup
+	for i := range lockers {
+		l := lockerOn(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "p")
+		for j := range callers {
+			all.Go(func() {
+				for n := 0; ; n++ {
+					select {
+					case <-round:
+					case <-over:
+						return
+					}
+					for _, take := range copied {
+						release, err := take(t.Context(), l, fmt.Sprint(i, j, n))
+						if assert.NoError(t, err) {
+							_ = release(t.Context()) // the lease is over if the clock is set forward now
+						}
+					}
+					pairs.Done()
+				}
+			})
+		}
+	}
+	for _, ahead := range []time.Duration{0, time.Hour, time.Minute, time.Minute + 5*time.Second, -time.Hour, 0, 24 * time.Hour, -24 * time.Hour} {
+		s.SetClock(t, ahead)
+		for range 2 {
+			pairs.Add(lockers * callers)
+			for range lockers * callers {
+				round <- struct{}{}
+			}
+			pairs.Wait()
+		}
+	}
+	close(over)
+	all.Wait()
+}
+
+func TestLateCopy_MutantsAreCaught(t *testing.T) {
+	t.Parallel()
+	mutant.Catch(t, []mutant.Mutant{
+		{Name: "what came late is not asked again", File: "internal/store/acquire.go", Old: "if reply.late {", New: "if reply.late && !%s {", Tests: "^TestLateCopy_NoCallIs"},
+		{Name: "nor several keys", File: "internal/store/acquire.go", Old: "case n[0] == 2:\n\t\tcmd.bound", New: "case n[0] == 2 && !%s:\n\t\tcmd.bound", Tests: "^TestLateCopy_NoCallIs"},
+		{Name: "there is no bound", File: "internal/store/bound.go", Old: "at != 0 && b.wait != 0", New: "at != 0 && b.wait != 0 && !%s", Tests: "^TestLateCopy_OfAn/^(named|all)$"},
+		{Name: "the clock is never known", File: "internal/store/bound.go", Old: "if ms != 0 {", New: "if ms != 0 && !%s {", Tests: "^TestLateCopy_OfAn/^exclusive$"},
+	}, "")
+}

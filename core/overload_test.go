@@ -1,0 +1,113 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/mutant"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/throttle"
+)
+
+// unclaimed counts the grants that no call took.
+type unclaimed struct {
+	core.NopObserver
+	n atomic.Int64
+}
+
+func (u *unclaimed) OnUnclaimed(context.Context, core.Unclaimed) { u.n.Add(1) }
+
+// More callers than Redis can serve wait no longer than they can. Redis must work for those that are still there, and be as fast as
+// ever when there are fewer.
+func TestOverload_RedisWorksForCallersThatAreStillThere(t *testing.T) {
+	for pairs, release := range map[int]time.Duration{100: time.Second, 1000: 200 * time.Millisecond} {
+		t.Run(fmt.Sprint(pairs, " pairs a second"), func(t *testing.T) {
+			t.Parallel()
+			redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { overload(t, env, pairs, release) })
+		})
+	}
+}
+
+// overload plays loads on a Redis that can serve so many pairs of an acquire and a release in a second.
+func overload(t *testing.T, env *redistest.Env, pairs int, atMost time.Duration) {
+	const (
+		timeout = 400 * time.Millisecond
+		long    = 5 // seconds of each load
+	)
+	slow := &throttle.Server{}
+	opt := *env.Client(t).Options()
+	opt.Dialer = slow.Dialer(opt.Dialer)
+	lost := &unclaimed{}
+	l, err := core.New(redistest.Client(t, &opt), core.WithPrefix(env.Prefix), core.WithObserver(lost))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	warm(t, l)
+	takes := time.Second / time.Duration(2*pairs)
+	slow.Takes(takes)
+	ctx, cancel := context.WithTimeout(t.Context(), takes/2)
+	_, err = l.Acquire(ctx, "alone")
+	cancel()
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	redistest.Eventually(t, func() bool { return lost.n.Load() == 1 }, "that nobody took its grant is told")
+	keys := 0
+	load := func(factor float64) (done int64, release time.Duration) {
+		var granted, longest atomic.Int64
+		var calls sync.WaitGroup
+		n := int(factor * float64(pairs*long))
+		for range n {
+			keys++
+			key := strconv.Itoa(keys)
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), timeout)
+				defer cancel()
+				lease, err := l.Acquire(ctx, key)
+				if err != nil {
+					assert.ErrorIs(t, err, context.DeadlineExceeded)
+					return
+				}
+				granted.Add(1)
+				began := time.Now()
+				assert.NoError(t, lease.Release(context.Background()))
+				longest.Store(max(longest.Load(), int64(time.Since(began))))
+			})
+			time.Sleep(time.Second * long / time.Duration(n))
+		}
+		calls.Wait()
+		return granted.Load(), time.Duration(longest.Load())
+	}
+	for _, factor := range []float64{0.5, 1, 2, 4} {
+		before := lost.n.Load()
+		done, release := load(factor)
+		wasted := lost.n.Load() - before
+		t.Logf("%g × what Redis can serve: %d calls were granted their keys, %d grants nobody took, a release took %s at most", factor, done, wasted, release)
+		assert.GreaterOrEqual(t, float64(done), 0.8*min(factor, 1)*float64(pairs*long))
+		assert.LessOrEqual(t, float64(wasted), 0.3*float64(done+wasted))
+		if factor == 4 { // at first more is sent than is good
+			assert.Less(t, release, atMost, "releases do not wait behind acquires")
+		}
+	}
+	time.Sleep(2 * time.Second)
+	done, _ := load(0.5)
+	assert.EqualValues(t, pairs*long/2, done, "it is as fast as ever")
+	requireNothingLeft(t, env.Client(t), env.Prefix, time.Minute)
+}
+
+func TestOverload_MutantsAreCaught(t *testing.T) {
+	const command, overload = "internal/store/command.go", "internal/store/overload.go"
+	mutant.Catch(t, []mutant.Mutant{
+		{Name: "a batch is the whole queue", File: overload, Old: "share := float64", New: "if %s {\n\t\treturn len(queue)\n\t}\n\tshare := float64"},
+		{Name: "batches are as large on a slow server", File: overload, Old: "int64(promptly)", New: "int64(promptly)*map[bool]int64{false: 1, true: 1000}[%s]"},
+		{Name: "what is too late is sent", File: overload, Old: "return !c.until.IsZero()", New: "return !%s && !c.until.IsZero()"},
+		{Name: "releases wait for their turn", File: command, Old: "return c.script != acquireScript", New: "return !%s && c.script != acquireScript"},
+		{Name: "nobody is told", File: command, Old: "if reply.Granted {\n\t\t\td.events.Unclaimed", New: "if reply.Granted && !%s {\n\t\t\td.events.Unclaimed"},
+	}, "^TestOverload_RedisWorks")
+}

@@ -1,0 +1,322 @@
+package delayqueue
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+func TestHistory_RefusesNothingAndGoesInOrder(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		require.NoError(t, playHistory(t, env))
+	})
+}
+
+const historyBytes = 64 << 10 // of what ended, and of dead letters
+
+// history is a queue whose history is full, and what was not as promised.
+type history struct {
+	t       *testing.T
+	q       *Queue
+	settled int
+	begun   time.Time
+}
+
+// run stores a job, and ends its claim.
+func (p *history) run(job Job, v outcome) (string, error) {
+	receipt, err := p.q.Enqueue(p.t.Context(), job)
+	if err != nil {
+		return "", violated("%s is refused beside what ended: %v", job.ID, err)
+	}
+	p.settled++
+	claims := claimTest(p.t, p.q, fmt.Sprint("token.", p.settled), 1)
+	if len(claims) != 1 {
+		return "", violated("%s was not stored", receipt.ID)
+	}
+	require.True(p.t, settleTest(p.t, claims[0], v))
+	return receipt.ID, nil
+}
+
+// early reports whether nothing was stored a minute ago, even on a machine that is busy.
+func (p *history) early() bool { return time.Since(p.begun) < 50*time.Second }
+
+func (p *history) knows(id string) bool {
+	_, err := p.q.Status(p.t.Context(), id)
+	require.True(p.t, err == nil || errors.Is(err, ErrNotFound), err)
+	return err == nil
+}
+
+// keeps reports whether a dead letter is there, and not only its status.
+func (p *history) keeps(id string) bool {
+	_, err := p.q.Payload(p.t.Context(), id)
+	require.True(p.t, err == nil || errors.Is(err, ErrNotFound), err)
+	return err == nil
+}
+
+// dies makes a dead letter.
+func (p *history) dies(id, name, principal string, size int) (string, error) {
+	return p.run(Job{ID: id, Name: name, Principal: principal, Payload: make([]byte, size)}, outcome{kind: OutcomeDead, err: errors.New("no"), result: []byte("why")})
+}
+
+// playHistory fills the history of a queue, and returns what it should not have forgotten, or stored.
+func playHistory(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	rdb := env.Client(t)
+	for _, hook := range hooks {
+		rdb.AddHook(hook)
+	}
+	q, err := New(rdb, "history", WithPrefix(env.Prefix), WithMaxBytes(2*historyBytes), WithMaxPayload(16<<10))
+	require.NoError(t, err)
+	p := &history{t: t, q: q, begun: time.Now()}
+	for _, step := range []func() error{p.ended, p.dead, p.names, p.crowd} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fits looks whether no more than this is stored beside what is open, but for a bucket.
+func (p *history) fits(most int64) error {
+	s, err := p.q.Stats(p.t.Context())
+	require.NoError(p.t, err)
+	if s.Bytes > most+10<<10 {
+		return violated("the history takes %d bytes, and has %d", s.Bytes, most)
+	}
+	return nil
+}
+
+func (p *history) ended() error {
+	result := func(n int) outcome { return outcome{kind: OutcomeDone, result: make([]byte, n)} }
+	made, err := p.run(Job{}, result(2000))
+	if err != nil {
+		return err
+	}
+	var ids []string
+	for range 230 { // more than a bucket has
+		id, err := p.run(Job{}, outcome{kind: OutcomeDone})
+		if err != nil {
+			return err
+		}
+		ids = append(ids, id)
+	}
+	cancelled, err := p.q.Enqueue(p.t.Context(), Job{ID: "cancelled"})
+	require.NoError(p.t, err)
+	require.NoError(p.t, p.q.Cancel(p.t.Context(), cancelled.ID))
+	for i := range 60 {
+		if _, err := p.run(Job{ID: fmt.Sprint("given", i)}, result(2000)); err != nil {
+			return err
+		}
+	}
+	if _, err := p.q.Result(p.t.Context(), made); err == nil {
+		return violated("the first result stays, and results have no room")
+	}
+	for _, id := range append(ids, made) {
+		if !p.knows(id) {
+			return violated("an id went before results")
+		}
+	}
+	if _, err := p.q.Result(p.t.Context(), "given59"); err != nil {
+		return violated("the last result is gone: %v", err)
+	}
+	if _, err := p.run(Job{ID: "large"}, result(60<<10)); err != nil {
+		return err
+	}
+	if _, err := p.q.Result(p.t.Context(), "large"); err == nil {
+		return violated("a result is stored for which there is no room")
+	}
+	if err := p.fits(historyBytes); err != nil {
+		return err
+	}
+	for range 700 {
+		if _, err := p.run(Job{}, outcome{kind: OutcomeDone}); err != nil {
+			return err
+		}
+	}
+	if p.knows(made) {
+		return violated("the first id that the queue made stays, and there is no room")
+	}
+	for i := range 60 {
+		if p.early() && !p.knows(fmt.Sprint("given", i)) {
+			return violated("given%d is forgotten within a minute", i)
+		}
+	}
+	if p.early() && !p.knows(cancelled.ID) {
+		return violated("the id that was cancelled is forgotten within a minute")
+	}
+	for i := range 500 {
+		if _, err := p.run(Job{ID: fmt.Sprint("more", i)}, outcome{kind: OutcomeDone}); err != nil {
+			return err
+		}
+	}
+	if p.early() && (!p.knows("more0") || !p.knows("given0")) {
+		return violated("ids of callers are forgotten within a minute")
+	}
+	return p.fits(3 * historyBytes / 2) // ids of callers take what they need
+}
+
+func (p *history) dead() error {
+	var others []string
+	for _, of := range [][2]string{{"a", "ann"}, {"pay", "ann"}, {"ship", "mallory"}, {"", ""}, {"ship", "zoe"}} {
+		id, err := p.dies("", of[0], of[1], 5000)
+		if err != nil {
+			return err
+		}
+		others = append(others, id)
+	}
+	last, err := p.dies("first", "pay", "mallory", 5000)
+	for range 30 {
+		if err == nil {
+			last, err = p.dies("", "pay", "mallory", 5000)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for i, id := range append(others, last) {
+		if !p.keeps(id) {
+			return violated("a poisoner flushed the dead letter of another, %d", i)
+		}
+	}
+	if err := p.forgotten("first"); err != nil {
+		return err
+	}
+	if err := p.fits(5 * historyBytes / 2); err != nil {
+		return err
+	}
+	if err := p.q.Redrive(p.t.Context(), last, 0); err != nil {
+		return violated("cannot be redriven: %v", err)
+	}
+	for n := 0; ; n++ { // what is open fills its room, and then a dead letter has none there
+		if _, err := p.q.Enqueue(p.t.Context(), Job{Principal: fmt.Sprint("p", n), Payload: make([]byte, 10000)}); err != nil {
+			require.ErrorIs(p.t, err, ErrQueueFull)
+			break
+		}
+	}
+	if err := p.q.Redrive(p.t.Context(), others[0], 0); !errors.Is(err, ErrQueueFull) {
+		return violated("a dead letter is redriven into a full queue: %v", err)
+	}
+	n, err := p.q.CancelAll(p.t.Context(), Filter{})
+	require.NoError(p.t, err)
+	require.Positive(p.t, n)
+	return p.purge()
+}
+
+// purge purges all dead letters, and looks for what is counted of them still.
+func (p *history) purge() error {
+	_, err := p.q.PurgeAll(p.t.Context(), Filter{})
+	require.NoError(p.t, err)
+	part := p.q.partitions[0]
+	left, err := p.q.rdb.HGet(p.t.Context(), part.keys[keyCounts], "letters").Result()
+	require.NoError(p.t, err)
+	sums, err := p.q.rdb.Exists(p.t.Context(), part.keys[keyLoads], part.keys[keyLetters]).Result()
+	require.NoError(p.t, err)
+	if left != "0" || sums != 0 {
+		return violated("no dead letter is left, and %s bytes and %d sums of them are", left, sums)
+	}
+	return nil
+}
+
+// names has many principals make dead letters of one name: they go, though a principal of another name has more than each.
+func (p *history) names() error {
+	var others []string
+	for range 3 {
+		id, err := p.dies("", "ship", "zoe", 5000)
+		if err != nil {
+			return err
+		}
+		others = append(others, id)
+	}
+	for i := range 20 {
+		if _, err := p.dies("", "pay", fmt.Sprint("p", i/2), 5000); err != nil {
+			return err
+		}
+		for _, id := range others {
+			if !p.keeps(id) {
+				return violated("many principals flushed the dead letter of another name")
+			}
+		}
+	}
+	return p.purge()
+}
+
+// forgotten looks at a dead letter for which there was no room: how it ended is known, and no job gets its id.
+func (p *history) forgotten(id string) error {
+	s, err := p.q.Status(p.t.Context(), id)
+	if err != nil || p.keeps(id) || s.State != StateDead || s.Attempts != 1 || s.Name != "pay" || s.Principal != "mallory" || s.Cause != "" {
+		return violated("%s is not known as one that died: %+v, %v", id, s, err)
+	}
+	given := false
+	for i := range buckets {
+		given = given || p.q.rdb.HExists(p.t.Context(), p.q.partitions[0].keys[keyEnded+buckets+i], id).Val()
+	}
+	if !given {
+		return violated("%s is not known as an id that a caller gave", id)
+	}
+	if receipt, err := p.q.Enqueue(p.t.Context(), Job{ID: id}); err != nil || receipt.Stored {
+		return violated("the id of a dead letter is taken twice: %v", err)
+	}
+	require.ErrorIs(p.t, p.q.Redrive(p.t.Context(), id, 0), ErrNotFound)
+	require.ErrorIs(p.t, p.q.Purge(p.t.Context(), id), ErrNotFound)
+	_, err = p.q.Result(p.t.Context(), id)
+	require.ErrorIs(p.t, err, ErrNotFound)
+	return nil
+}
+
+// crowd has dead letters of many names, each larger than what anybody has of the name with most: of that the one who has most of it
+// goes first.
+func (p *history) crowd() error {
+	for i := range 10 {
+		if _, err := p.dies("", fmt.Sprint("name", i), "ann", 2000); err != nil {
+			return err
+		}
+	}
+	most, err := p.dies("", "pay", "mallory", 0)
+	if err == nil {
+		_, err = p.dies("", "pay", "mallory", 0)
+	}
+	var others []string
+	for i := 0; err == nil && p.keeps(most); i++ {
+		var id string
+		id, err = p.dies("", "pay", fmt.Sprint("a", i), 0)
+		if others = append(others, id); i > 200 {
+			err = violated("dead letters have no bound")
+		}
+	}
+	for _, id := range others {
+		if err == nil && !p.keeps(id) {
+			err = violated("one who has less of the name went first")
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return p.purge()
+}
+
+// Whose dead letters are may be lost: they stay, and no worker asks at once whether they go.
+func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		p := &history{t: t, q: q}
+		for range 2 {
+			_, err := p.dies("", "pay", "mallory", 0)
+			require.NoError(t, err)
+		}
+		keys := q.partitions[0].keys
+		require.NoError(t, q.rdb.HSet(t.Context(), keys[keyCounts], "letters", q.maxBytes).Err())
+		require.NoError(t, q.rdb.Del(t.Context(), keys[keyLoads], keys[keyLetters]).Err())
+		b, err := q.partitions[0].claim(t.Context(), "another.1", time.Minute, 1)
+		require.NoError(t, err)
+		require.Greater(t, b.wait, time.Second)
+		s, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 2, s.Dead)
+	})
+}

@@ -1,0 +1,68 @@
+package delayqueue
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// warnings are what an Observer is warned of.
+type warnings struct {
+	NopObserver
+	mu   sync.Mutex
+	told []Warning
+}
+
+func (w *warnings) OnWarning(_ context.Context, e Warning) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = append(w.told, e)
+}
+
+// A warning of what goes on is told once, and that it is over when nothing was found for a minute.
+func TestRecurring_IsOverAfterAMinuteWithout(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{})
+	t.Cleanup(func() { _ = rdb.Close() })
+	synctest.Test(t, func(t *testing.T) {
+		var seen warnings
+		q, err := New(rdb, "q", WithQueueObserver(&seen))
+		require.NoError(t, err)
+		p := q.partitions[0]
+		told := func(n int, resolved bool, detail string) {
+			t.Helper()
+			synctest.Wait()
+			seen.mu.Lock()
+			defer seen.mu.Unlock()
+			require.Len(t, seen.told, n)
+			if n > 0 {
+				require.Equal(t, resolved, seen.told[n-1].Resolved)
+				require.Contains(t, seen.told[n-1].Detail, detail)
+			}
+		}
+		p.noteBack(999)
+		told(0, false, "")
+		p.noteBack(3_600_000)
+		told(1, false, "ahead of that clock by 1h0m0s")
+		time.Sleep(40 * time.Second)
+		p.noteBack(3_600_000) // as each claim says
+		p.noteBack(2 * 3_600_000)
+		time.Sleep(59 * time.Second)
+		told(1, false, "")
+		time.Sleep(2 * time.Second)
+		told(2, true, "the clock of redis was not set back again for 1m0s")
+		p.noteBack(0) // Redis has lost it
+		told(2, true, "")
+		p.noteBack(5000)
+		told(3, false, "by 5s")
+		time.Sleep(time.Hour)
+		told(4, true, "")
+		p.noteForgotten("3 pay")
+		told(5, false, `"pay"`)
+	})
+}

@@ -1,0 +1,268 @@
+package httplock_test
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
+)
+
+// An access log around a mux sees the route, as it does without a guard.
+func TestServe_MiddlewareInFrontSeesTheRoute(t *testing.T) {
+	m, err := httplock.New(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts))
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /orders/{id}", func(w http.ResponseWriter, r *http.Request) { ok(w, r) })
+	for name, h := range map[string]http.Handler{
+		"no guard":          mux,
+		"FromConfig":        httplock.FromConfig(fixedRoutes{"/orders/{id}": {Middleware: m, Key: orderKey}})(mux),
+		"Timeout":           httplock.Timeout(time.Hour)(mux),
+		"Timeout and guard": httplock.Timeout(time.Hour)(httplock.FromConfig(fixedRoutes{"/orders/{id}": {Middleware: m, Key: orderKey}})(mux)),
+	} {
+		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
+		require.Equal(t, http.StatusOK, testbed.Do(h, r).Status, name)
+		require.Equal(t, [2]string{"POST /orders/{id}", "s3cret-42"}, [2]string{r.Pattern, r.PathValue("id")}, name)
+	}
+}
+
+// A function that answers problems may log what was sent.
+func TestProblem_HandlersReadTheWholeBody(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	h := guarded(b.Locker.Guard(&testbed.Parking{}), mustNotRun(t), httplock.WithAnonymous(), httplock.WithMaxBody(3),
+		httplock.WithErrorHandler(func(w http.ResponseWriter, r *http.Request, p *httplock.Problem) {
+			content, err := io.ReadAll(r.Body)
+			assert.NoError(t, err)
+			assert.Equal(t, "hello", string(content))
+			w.WriteHeader(p.Status)
+		}))
+	require.Equal(t, http.StatusRequestEntityTooLarge, testbed.Do(h, testbed.Request(t, http.MethodPost, testbed.OrderPath, "hello")).Status)
+}
+
+// What decompresses in front may leave the header: what is stored has the coding that it is said to have, or is not stored.
+func TestCapture_DecompressedBodiesHaveNoCoding(t *testing.T) {
+	for name, test := range map[string]struct {
+		coding, body string
+		parked       bool
+		kept         string
+	}{
+		"gzip, decompressed": {"gzip", "{}", true, ""},
+		"gzip, as it is":     {"gzip", "\x1f\x8b...", true, "gzip"},
+		"no magic":           {"br", "{}", false, ""},
+		"two codings":        {"gzip; br", "{}", true, "gzip; br"},
+		"no coding":          {"", "{}", true, ""},
+	} {
+		b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}
+		b.Hold(t)
+		h := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAnonymous())
+		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, test.body)
+		if test.kept == "" {
+			r.ContentLength = 100 // that of what was sent
+		}
+		if test.coding != "" {
+			r.Header["Content-Encoding"] = strings.Split(test.coding, "; ")
+		}
+		if status := testbed.Do(h, r).Status; !test.parked {
+			require.Equal(t, http.StatusConflict, status, name)
+			continue
+		}
+		require.Len(t, p.Parked(), 1, name)
+		got, content, err := httplock.Decode(t.Context(), p.Parked()[0])
+		require.NoError(t, err)
+		require.Equal(t, [2]string{test.kept, test.body}, [2]string{strings.Join(got.Header["Content-Encoding"], "; "), string(content)}, name)
+	}
+}
+
+// A worker of an earlier release would take it for another request than the one that its Idempotency-Key stands for.
+func TestCapture_FormsUnderAnIdempotencyKeyHaveANewerForm(t *testing.T) {
+	for body, version := range map[string]string{"b=2&a=1": `{"v":2,`, "a=1&b=2": `{"v":1,`} {
+		b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}
+		b.Hold(t)
+		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, body)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Idempotency-Key", "k")
+		require.Equal(t, http.StatusAccepted, testbed.Do(idempotent(t, b, p, mustNotRun(t)), r).Status)
+		require.True(t, strings.HasPrefix(string(p.Parked()[0]), version), string(p.Parked()[0]))
+	}
+}
+
+// ParseForm reads a form whose Content-Type has parameters that are none.
+func TestCapture_FormsMayHaveBadParameters(t *testing.T) {
+	b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}
+	front := func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.FormValue("_method")
+			h.ServeHTTP(w, r)
+		})
+	}
+	send := func(h http.Handler, amount string) testbed.Answer {
+		return testbed.Do(front(h), described(t, "k", "application/x-www-form-urlencoded; charset", "amount="+amount))
+	}
+	h := idempotent(t, b, p, ok)
+	first := send(h, "5")
+	require.Equal(t, http.StatusOK, first.Status)
+	requireReplayed(t, first, send(h, "5"))
+	testbed.RequireProblem(t, send(h, "7"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	b.Hold(t)
+	require.Equal(t, http.StatusAccepted, send(guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAnonymous()), "5").Status)
+	_, content, err := httplock.Decode(t.Context(), p.Parked()[0])
+	require.NoError(t, err)
+	require.Equal(t, "amount=5", string(content))
+}
+
+// counted is a body as metrics and traces wrap it, and peeked one whose beginning was looked at.
+type (
+	counted struct {
+		io.ReadCloser
+		mu   sync.Mutex
+		read int64
+	}
+	peeked struct {
+		*bufio.Reader
+		io.Closer
+	}
+	inflated[R interface {
+		comparable
+		io.Reader
+	}] struct { // from the first read to the end
+		io.ReadCloser
+		zip R
+	}
+)
+
+func (c *counted) Read(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, err := c.ReadCloser.Read(p)
+	c.read += int64(n)
+	return n, err
+}
+
+func (i *inflated[R]) Read(p []byte) (n int, err error) {
+	if i.zip == *new(R) {
+		zip, err := gzip.NewReader(i.ReadCloser)
+		if err != nil {
+			return 0, err
+		}
+		i.zip = any(zip).(R)
+	}
+	if n, err = i.zip.Read(p); errors.Is(err, io.EOF) {
+		i.zip = *new(R)
+	}
+	return n, err
+}
+
+// Whatever middleware in front does with a body, it is parked as the handler would have seen it, or it is not parked.
+func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
+	var packed bytes.Buffer
+	zip := gzip.NewWriter(&packed)
+	_, err := io.WriteString(zip, "[1, 2]")
+	require.NoError(t, err)
+	require.NoError(t, zip.Close())
+	count := func(r *http.Request) { r.Body = &counted{ReadCloser: r.Body} }
+	unmeasured := func(r *http.Request) { r.ContentLength = -1 }
+	first := func(r *http.Request) { _, _ = io.ReadFull(r.Body, make([]byte, 1)) }
+	for name, test := range map[string]struct {
+		sent   string
+		front  []func(r *http.Request)
+		parked string // empty: it is not, unless nothing was sent, or read
+	}{
+		"nothing":               {"[1, 2]", nil, "[1, 2]"},
+		"counted":               {"[1, 2]", []func(*http.Request){count}, "[1, 2]"},
+		"counted, nothing sent": {"", []func(*http.Request){count}, ""},
+		"counted, begun":        {"[1, 2]", []func(*http.Request){count, first}, ""},
+		"begun, counted":        {"[1, 2]", []func(*http.Request){first, count}, ""},
+		"begun in a tee": {"[1, 2]", []func(*http.Request){func(r *http.Request) {
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.TeeReader(r.Body, io.Discard), r.Body}
+		}, first}, ""},
+		"peeked": {"[1, 2]", []func(*http.Request){func(r *http.Request) {
+			p := peeked{bufio.NewReader(r.Body), r.Body}
+			_, _ = p.Peek(1)
+			r.Body = p
+		}}, "[1, 2]"},
+		"put back": {"[1, 2]", []func(*http.Request){func(r *http.Request) {
+			content, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(content))
+		}}, "[1, 2]"},
+		"put back in front of the rest": {"[1, 2]", []func(*http.Request){func(r *http.Request) {
+			begin := make([]byte, 1)
+			_, _ = io.ReadFull(r.Body, begin)
+			r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(begin), r.Body))
+		}}, "[1, 2]"},
+		"dumped": {"[1, 2]", []func(*http.Request){func(r *http.Request) { _, _ = httputil.DumpRequest(r, true) }}, "[1, 2]"},
+		"thrown away": {"[1, 2]", []func(*http.Request){func(r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			r.Body = http.NoBody
+		}}, ""},
+		"inflated late":            {packed.String(), []func(*http.Request){func(r *http.Request) { r.Body = &inflated[*gzip.Reader]{ReadCloser: r.Body} }}, "[1, 2]"},
+		"inflated by something":    {packed.String(), []func(*http.Request){func(r *http.Request) { r.Body = &inflated[io.Reader]{ReadCloser: r.Body} }}, "[1, 2]"},
+		"unmeasured":               {"[1, 2]", []func(*http.Request){unmeasured, count}, "[1, 2]"},
+		"unmeasured, nothing sent": {"", []func(*http.Request){unmeasured, count}, ""},
+		"drained, nothing sent":    {"", []func(*http.Request){func(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }}, ""},
+		"of another form of net/http": {"[1, 2]", []func(*http.Request){func(r *http.Request) {
+			if field := reflect.ValueOf(r.Body).Elem().FieldByName("src"); field.IsValid() {
+				src := reflect.NewAt(field.Type(), field.Addr().UnsafePointer()).Interface().(*io.Reader)
+				*src = &struct{ io.Reader }{*src}
+			}
+		}}, "[1, 2]"},
+	} {
+		for i := range 8 {
+			http2, announced, guardedFront := i&1 > 0, i&2 > 0, i&4 > 0
+			what := fmt.Sprintf("%s, HTTP/2: %t, with a length: %t, between two guards: %t", name, http2, announced, guardedFront)
+			b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}
+			b.Hold(t)
+			inner := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAnonymous())
+			h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				for _, front := range test.front {
+					front(r)
+				}
+				inner.ServeHTTP(w, r)
+			})
+			if guardedFront {
+				key := func(*http.Request) (string, error) { return "outer", nil }
+				h = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key)(h).ServeHTTP
+			}
+			srv := httptest.NewUnstartedServer(h)
+			srv.EnableHTTP2 = http2
+			srv.StartTLS()
+			r := testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, test.sent)
+			if !announced {
+				r.Body, r.ContentLength = io.NopCloser(strings.NewReader(test.sent)), -1
+			}
+			r.Header.Set("Content-Encoding", map[bool]string{true: "gzip"}[strings.HasPrefix(name, "inflated")])
+			resp, err := testbed.Send(srv.Client(), r)
+			srv.Close()
+			require.NoError(t, err)
+			if test.parked == "" && (test.sent != "" || name == "drained, nothing sent" && !announced && !guardedFront) {
+				require.Equal(t, http.StatusConflict, resp.Status, what)
+				continue
+			}
+			require.Equal(t, http.StatusAccepted, resp.Status, what)
+			got, content, err := httplock.Decode(t.Context(), p.Parked()[0])
+			require.NoError(t, err)
+			require.Equal(t, test.parked, string(content), what)
+			require.Empty(t, got.Header.Get("Content-Encoding"), what)
+		}
+	}
+}
