@@ -226,7 +226,7 @@ func TestPolicy_AWaitEndsBeforeTheTasksTimeout(t *testing.T) {
 		b.serve(t, b.config(), asynqlock.PerKey(guard, walletKey)(mustNotRun(t)))
 		var ids []string
 		for range 4 {
-			ids = append(ids, b.enqueue(t, task(), asynq.MaxRetry(3), asynq.Timeout(5*time.Second)))
+			ids = append(ids, b.enqueue(t, task(), asynq.MaxRetry(3), asynq.Timeout(10*time.Second)))
 		}
 		for _, id := range ids {
 			info := b.untilState(t, id, asynq.TaskStateRetry)

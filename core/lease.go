@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
@@ -29,8 +30,9 @@ type Lease struct {
 	ending  // of leaseContext
 	granted schedule.Instant
 	*leaseExtra
-	reserved bool       // the key was reserved when it was granted
-	state    leaseState // guarded by grant.locker.leases.mu
+	reserved bool           // the key was reserved when it was granted
+	state    leaseState     // guarded by grant.locker.leases.mu
+	told     sync.WaitGroup // until the observer was told that it is lost
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -272,8 +274,8 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return err
 	}
 	if was == leaseLost {
-		// The observer was told when it was lost. The ctx may have ended before,
-		// with its caller's cause.
+		l.told.Wait()
+		// The ctx may have ended before, with its caller's cause.
 		if cause := context.Cause(l.Context()); errors.Is(cause, ErrLeaseLost) {
 			err = cause
 		}

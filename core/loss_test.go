@@ -101,3 +101,18 @@ func TestObserver_PanicsOnTheLockersGoroutinesDoNoHarm(t *testing.T) {
 		return err == nil && other.Release(t.Context()) == nil
 	}, "the Locker does not go on")
 }
+
+// What the observer adds to the span of a request is added before that ends.
+func TestObserver_IsToldOfALossBeforeTheReleaseReturns(t *testing.T) {
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		seen := losses{told: make(chan core.Lost)}
+		lease, err := lockerOn(t, nodes[0].client(t), "p", core.WithObserver(seen)).TryAcquire(t.Context(), "k", core.MaxHold(time.Second))
+		require.NoError(t, err)
+		released := make(chan error, 1)
+		context.AfterFunc(lease.Context(), func() { released <- lease.Release(t.Context()) })
+		time.Sleep(2 * time.Second)
+		require.Empty(t, released)
+		<-seen.told
+		require.ErrorIs(t, <-released, core.ErrLeaseLost)
+	})
+}

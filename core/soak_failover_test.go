@@ -222,7 +222,6 @@ func (n apartTotal) String() string {
 func requireFailovers(t *testing.T, total soakTotal) {
 	t.Helper()
 	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
-	require.Greater(t, float64(total.answered())/total.elapsed.Seconds(), 20.0, "answered operations a second")
 	require.Greater(t, total.counts.Grants, 20*total.apart.lost/10, "grants that were not lost")
 	require.Positive(t, total.counts.Conflicts, "refusals")
 	require.Positive(t, total.counts.Lost, "lost leases")

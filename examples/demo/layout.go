@@ -97,11 +97,17 @@ func percentile(p int) func(row) string {
 		if len(r.waits) == 0 {
 			return "-"
 		}
-		return milliseconds(r.waits[(len(r.waits)-1)*p/100])
+		return short(r.waits[(len(r.waits)-1)*p/100])
 	}
 }
 
-func milliseconds(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
+// short is a duration in seven characters.
+func short(d time.Duration) string {
+	if d >= 10*time.Second {
+		return fmt.Sprintf("%.0f s", d.Seconds())
+	}
+	return fmt.Sprintf("%d ms", d.Milliseconds())
+}
 
 func (v *view) table(columns int) []string {
 	lines := make([]string, 1+len(v.rows))
@@ -129,7 +135,7 @@ func (v *view) lists(columns, rows int) []string {
 	}{
 		{"inside now", terminal.Green, inside, func(key string) string {
 			at := v.inside[key]
-			return fmt.Sprintf("%-4s %7s", v.row(at.route).short, milliseconds(time.Since(at.since)))
+			return fmt.Sprintf("%-4s %7s", v.row(at.route).short, short(time.Since(at.since)))
 		}},
 		{"waiting", terminal.Blue, known(v.waiting), func(key string) string { return plural(v.waiting[key], "call") }},
 		{"parked", terminal.Pink, known(v.parked), func(key string) string { return plural(v.parked[key], "request") }},

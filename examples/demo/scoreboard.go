@@ -178,7 +178,7 @@ func (b *scoreboard) OnOutcome(_ context.Context, e core.Outcome) {
 		case e.Kind == core.OutcomeAcquired && e.DidWait:
 			r.n[waited]++
 			r.waits = append(r.waits[max(0, len(r.waits)-1000):], e.Waited)
-			r.tell(e.Key+": waited "+milliseconds(e.Waited), " until the one before was done")
+			r.tell(e.Key+": waited "+short(e.Waited), " until the one before was done")
 		case e.Kind == core.OutcomeConflict:
 			r.n[refused]++
 			r.tell(e.Key+": refused with 409", ", as another request is inside")

@@ -137,7 +137,7 @@ func (c *checker) validate(method, target string, a testbed.Answer) (bool, []str
 // TestOpenAPI_SaysWhatAServiceAnswers is long since it is one story, in which each answer is met.
 func TestOpenAPI_SaysWhatAServiceAnswers(t *testing.T) {
 	b, server := testbed.NewFragile(t)
-	queue, err := delayqueue.New(b.Redis, "work", delayqueue.WithPrefix(b.Prefix), delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxDepthPerKey(3), delayqueue.WithMaxDepth(4))
+	queue, err := delayqueue.New(b.Redis, "work", delayqueue.WithPrefix(b.Prefix), delayqueue.WithMaxAge(10*time.Second), delayqueue.WithMaxDepthPerKey(3), delayqueue.WithMaxDepth(4))
 	require.NoError(t, err)
 	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)
