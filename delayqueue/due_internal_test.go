@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -60,4 +61,23 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 			require.Regexp(t, fmt.Sprintf(`^k%d\n\d{16}m%05d$`, i/(n/keys), i%(n/keys)*keys+i/(n/keys)), place)
 		}
 	})
+}
+
+// A claim asks Redis for what it takes, however many keys are due.
+func TestDue_AClaimLooksNoFurtherThanItTakes(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: s.Addr})
+	times := &scriptTimes{rdb: redistest.Client(t, &redis.Options{Addr: s.Addr}), longest: map[string]cost{}}
+	rdb.AddHook(times)
+	q := newLongQueue(t, rdb)
+	calls := func(backlog int) int {
+		q.fill(backlog, 1, func(int) string { return q.name("k") })
+		q.claim(1) // loads the script, once
+		times.longest = map[string]cost{}
+		require.Len(t, q.claim(1), 1)
+		return times.longest["claim"].calls
+	}
+	few := calls(2)
+	require.Positive(t, few)
+	require.LessOrEqual(t, calls(1000), few+10)
 }

@@ -1,5 +1,5 @@
 -- Gives messages to workers, for claim.lua and settle.lua: want → start; after ended.lua.
-local LOOK = 256 -- how many messages that are due a script looks at, at least
+local LOOK = 256 -- how many messages that are due a script looks at, at most, unless it wants more
 local wanted, members, places, tokens, since = {}, {}, {}, {}, {}
 local asked = {} -- token -> where in the replies stands what it claims; nil: at the end
 local payloads = 0 -- bytes that were given
@@ -34,52 +34,55 @@ end
 -- what became due last and need not join, so they hold up nobody. A head that is neither due later nor runs is somebody else's
 -- entry, or has lost w: see tidy(). A worker makes a dead letter of such an entry, if a member can name it.
 local function want_due(list)
-  local most = math.max(#list, LOOK)
-  local found = #list > 0 and redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', most) or {}
-  local fifos, joining, strays = {}, {}, {} -- by key its first places; ids of those that are no head; whether nobody looks at a key's
-  for i = 1, #found, 2 do
-    local id, key = split(found[i])
-    if key ~= '' then
-      fifos[key] = fifos[key] or fifo(key, '2')
-      local first = fifos[key][1]
-      local head = first and id_at(first, key) .. ' ' .. key
-      if head ~= found[i] then
-        joining[#joining + 1] = id
-        if head and strays[key] == nil then
-          strays[key] = not redis.call('ZSCORE', z, head) and not redis.call('ZSCORE', w, head)
-          unrun[key] = unrun[key] or strays[key] and 'ended' or nil
-          if strays[key] and id_at(first, key):find(' ', 1, true) then
-            remove(f, first)
+  local most, at, n = math.max(#list, LOOK), 0, 1
+  local fifos, strays = {}, {} -- by key its first places; whether nobody looks at a key's head
+  while n <= #list and at < most do -- no more than it takes: usually the first are heads
+    local size = math.min(math.max(at, #list), most - at)
+    local found = redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', at, size)
+    local joining, records = {}, {} -- ids of those that are no head
+    for i = 1, #found, 2 do
+      local id, key = split(found[i])
+      if key ~= '' then
+        fifos[key] = fifos[key] or fifo(key, '2')
+        local first = fifos[key][1]
+        local head = first and id_at(first, key) .. ' ' .. key
+        if head ~= found[i] then
+          joining[#joining + 1] = id
+          if head and strays[key] == nil then
+            strays[key] = not redis.call('ZSCORE', z, head) and not redis.call('ZSCORE', w, head)
+            unrun[key] = unrun[key] or strays[key] and 'ended' or nil
+            if strays[key] and id_at(first, key):find(' ', 1, true) then
+              remove(f, first)
+            end
           end
         end
       end
     end
-  end
-  local records = {}
-  for i, rec in ipairs(#joining > 0 and redis.call('HMGET', m, unpack(joining)) or {}) do
-    records[joining[i]] = rec or ''
-  end
-  local n = 1
-  for i = 1, #found, 2 do
-    local member, id, key = found[i], split(found[i])
-    local queued = fifos[key]
-    if n > #list then
-      break
-    elseif #id == #member then -- junk
-      remove(z, member)
-      member = id .. ' '
-    elseif queued and id_at(queued[1] or '', key) ~= id then
-      local waits = strays[key] and redis.call('ZSCORE', f, key .. '\n' .. records[id]:sub(4, 19) .. id) or join(id, key, records[id], queued)
-      if waits and #queued > 1 then
+    for i, rec in ipairs(#joining > 0 and redis.call('HMGET', m, unpack(joining)) or {}) do
+      records[joining[i]] = rec or ''
+    end
+    for i = 1, #found, 2 do
+      local member, id, key = found[i], split(found[i])
+      local queued = fifos[key]
+      if n > #list then
+        break
+      elseif #id == #member then -- junk
         remove(z, member)
+        member = id .. ' '
+      elseif queued and id_at(queued[1] or '', key) ~= id then
+        local waits = strays[key] and redis.call('ZSCORE', f, key .. '\n' .. records[id]:sub(4, 19) .. id) or join(id, key, records[id], queued)
+        if waits and #queued > 1 then
+          remove(z, member)
+        end
+      end
+      if not queued or id_at(queued[1] or '', key) == id then
+        want(id, member, queued, list[n], found[i + 1])
+        n = n + 1
       end
     end
-    if not queued or id_at(queued[1] or '', key) == id then
-      want(id, member, queued, list[n], found[i + 1])
-      n = n + 1
-    end
+    at = #found == 2 * size and at + size or most + 1
   end
-  if n <= #list and #found == 2 * most then
+  if n <= #list and at == most then
     local due = redis.call('ZCOUNT', z, '-inf', NOW)
     local latest = redis.call('ZRANGE', z, math.max(most, due - #list), due - 1, 'WITHSCORES')
     for i = 1, #latest, 2 do
