@@ -28,9 +28,8 @@ var dialects = map[Dialect]statements{
 		// REPEATABLE READ it fails instead.
 		claim: "INSERT INTO %s AS f (lease_key, fence) VALUES ($1, $2)" +
 			" ON CONFLICT (lease_key) DO UPDATE SET fence = excluded.fence WHERE f.fence <= excluded.fence",
-		// A SELECT FOR UPDATE would not do: a transaction under REPEATABLE READ whose claim waits for this
-		// one already has its snapshot, and must fail. It fails if the row was changed, and
-		// not if it was only locked.
+		// A SELECT FOR UPDATE would not do: a transaction under REPEATABLE READ whose claim waits for this one
+		// already has its snapshot, and must fail. It fails if the row was changed, and not if it was only locked.
 		check:  "UPDATE %s SET fence = fence WHERE lease_key = $1 AND fence = $2",
 		newest: "SELECT fence FROM %s WHERE lease_key = $1",
 		prune:  "DELETE FROM %s WHERE fence < $1",

@@ -18,11 +18,10 @@
 //
 // # What it is for
 //
-// A holder can lose its lease and not know it: its process is stopped, or its handler ignores its
-// ctx. The next holder reads and writes, and then the first goes on, with what it read before. No
-// lock service can prevent this, so the database has to. Every lease has a fence, a number that
-// grows with each grant of its key ([core.Lease.Fence]). A table in the database has a row for
-// each key, with the newest fence that has claimed:
+// A holder can lose its lease and not know it: its process is stopped, or its handler ignores its ctx. The next
+// holder reads and writes, and then the first goes on, with what it read before. No lock service can prevent this, so
+// the database has to. Every lease has a fence, a number that grows with each grant of its key ([core.Lease.Fence]).
+// A table in the database has a row for each key, with the newest fence that has claimed:
 //
 //	Claim   before the read: puts the fence there, unless a newer one is there   → or ErrStale: stop
 //	Write   a transaction that begins with Check and commits what you write
@@ -46,10 +45,9 @@
 // what the holder has read. For this it is enough that two leases have different fences; since fences
 // grow, the newest holder gets in, and the others are kept out.
 //
-// The claim must come before the read. A write that only compares fences, without a
-// claim, lets in a stale holder that has read, was stopped, and goes on when the next one
-// has read but not written yet: both pay. Therefore Check refuses a lease that has not
-// claimed (ErrNotClaimed), even the newest.
+// The claim must come before the read. A write that only compares fences, without a claim, lets in a stale holder
+// that has read, was stopped, and goes on when the next one has read but not written yet: both pay. Therefore Check
+// refuses a lease that has not claimed (ErrNotClaimed), even the newest.
 //
 // # One transaction, or two
 //
@@ -64,13 +62,13 @@
 //
 // A process that is stopped inside a transaction keeps the key's row locked, in SQLite the whole
 // database: the next holder's claim waits, until its ctx ends. PostgreSQL ends such a
-// transaction if idle_in_transaction_session_timeout is set.
+// transaction if idle_in_transaction_session_timeout is set. A call by lib/pq whose ctx has ended also waits for the
+// server to say so: one that cannot be reached keeps it until TCP gives up, for minutes.
 //
-// Nothing may be read before the claim, in its transaction either. Any isolation level will do.
-// Under REPEATABLE READ and SERIALIZABLE the database can refuse a Claim or a Check with a serialization
-// failure: then begin again, with the claim. In SQLite set a busy_timeout, or a call that finds
-// the database locked fails at once. MySQL's START TRANSACTION WITH CONSISTENT SNAPSHOT reads before
-// the claim: do not use it.
+// Nothing may be read before the claim, in its transaction either. Any isolation level will do. Under REPEATABLE READ
+// and SERIALIZABLE the database can refuse a Claim or a Check with a serialization failure: then begin again, with
+// the claim. In SQLite set a busy_timeout, or a call that finds the database locked fails at once. MySQL's START
+// TRANSACTION WITH CONSISTENT SNAPSHOT reads before the claim: do not use it.
 //
 // # What it does not do
 //

@@ -7,9 +7,8 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// Why a holder is refused, for [errors.Is]. A holder that gets one of them must write nothing,
-// since what it has read may be out of date. Other errors are the database's: after those, too,
-// begin again with [Claim].
+// Why a holder is refused, for [errors.Is]. A holder that gets one of them must write nothing, since what it has read
+// may be out of date. Other errors are the database's, or the ctx's with its cause: after those, too, begin again with [Claim].
 var (
 	// ErrStale: a newer holder of the key has claimed. Matches every *StaleError, which
 	// matches core.ErrLeaseLost too.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
 // Querier is a *sql.Tx, a *sql.DB or a *sql.Conn.
@@ -45,7 +46,7 @@ func (t Table) Claim(ctx context.Context, q Querier, lease *core.Lease) error {
 	newest, ok, err := t.ask(ctx, q, lease, dialects[t.Dialect].claim)
 	switch {
 	case err != nil:
-		return fmt.Errorf("sqlfence: claim %q: %w", lease.Key(), err)
+		return failed(ctx, "claim", lease, err)
 	case !ok:
 		return &StaleError{Key: lease.Key(), Fence: lease.Fence(), Newest: newest}
 	}
@@ -60,7 +61,7 @@ func (t Table) Check(ctx context.Context, tx Querier, lease *core.Lease) error {
 	newest, ok, err := t.ask(ctx, tx, lease, dialects[t.Dialect].check)
 	switch {
 	case err != nil:
-		return fmt.Errorf("sqlfence: check %q: %w", lease.Key(), err)
+		return failed(ctx, "check", lease, err)
 	case !ok && newest > lease.Fence():
 		return &StaleError{Key: lease.Key(), Fence: lease.Fence(), Newest: newest}
 	case !ok:
@@ -73,7 +74,7 @@ func (t Table) Check(ctx context.Context, tx Querier, lease *core.Lease) error {
 func (t Table) Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
-		return fmt.Errorf("sqlfence: write %q: %w", lease.Key(), err)
+		return failed(ctx, "write", lease, err)
 	}
 	defer func() { _ = tx.Rollback() }() // does nothing after a commit
 	if err := t.Check(ctx, tx, lease); err != nil {
@@ -83,14 +84,13 @@ func (t Table) Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func
 		return err
 	}
 	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("sqlfence: write %q: %w", lease.Key(), err)
+		return failed(ctx, "write", lease, err)
 	}
 	return nil
 }
 
-// Prune removes the rows of keys whose last claim was by a lease granted before then, and returns
-// how many. A holder whose row is gone is refused with ErrNotClaimed, so choose a time before every
-// lease that may still be in use.
+// Prune removes the rows of keys whose last claim was by a lease granted before then, and returns how many. A holder
+// whose row is gone is refused with ErrNotClaimed, so choose a time before every lease that may still be in use.
 func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed int64, err error) {
 	if err = t.valid(); err == nil {
 		removed, err = exec(ctx, q, t.statement(dialects[t.Dialect].prune), then.UnixMicro())
@@ -146,6 +146,14 @@ func mayClaim(lease *core.Lease) error {
 		return fmt.Errorf("%w: it is %s", core.ErrNotExclusive, lease.Mode())
 	}
 	return nil
+}
+
+// failed makes an error, which is that of an ended ctx too: lib/pq, and a transaction that ended with it, say something else.
+func failed(ctx context.Context, op string, lease *core.Lease, err error) error {
+	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+		err = fmt.Errorf("%w: %w", ctxerr.Of(ctx), err)
+	}
+	return fmt.Errorf("sqlfence: %s %q: %w", op, lease.Key(), err)
 }
 
 // exec returns how many rows a statement has changed.

@@ -20,6 +20,7 @@ import (
 
 	_ "github.com/go-sql-driver/mysql" // the driver "mysql"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+	_ "github.com/lib/pq"              // the driver "postgres"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/redistest"

@@ -1,13 +1,16 @@
 package sqltest
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -382,4 +385,64 @@ func playedWrong(t *testing.T, db *database, r recipe, key string, order []int) 
 	after := auditDatabase(t, db)
 	require.Greater(t, after.payments, before.payments)
 	return after.stale - before.stale
+}
+
+func eachPostgresDriver(t *testing.T, test func(t *testing.T, db *database)) {
+	t.Helper()
+	for _, driver := range []string{"pgx", "postgres"} {
+		t.Run(driver, func(t *testing.T) {
+			db := open(t, driver, postgres.newSource(t))
+			create(t, db, db.fences.Create(), "CREATE TABLE orders (id text, fence bigint, paid int)", "INSERT INTO orders VALUES ('42', 0, 0)")
+			test(t, db)
+		})
+	}
+}
+
+// An error of a ctx that has ended is the ctx's, whatever a driver says.
+func TestErrors_AreThoseOfTheContext(t *testing.T) {
+	eachPostgresDriver(t, func(t *testing.T, db *database) {
+		h := holders(t, "order:42", 2)
+		require.NoError(t, db.fences.Claim(t.Context(), db, h[0]))
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, db.fences.Check(t.Context(), tx, h[0]))
+		ctx, lose := context.WithCancelCause(t.Context())
+		claimed := make(chan error, 1)
+		go func() { claimed <- db.fences.Claim(ctx, db, h[1]) }()
+		redistest.Eventually(t, func() bool { return stage{db: db}.waits(t) }, "a claim that waits")
+		lose(core.ErrLeaseLost)
+		err = <-claimed
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.NoError(t, tx.Rollback())
+
+		ctx, cancel := context.WithCancel(t.Context())
+		other := holders(t, "order:43", 1)[0] // the server may yet claim for h[1]
+		require.NoError(t, db.fences.Claim(ctx, db, other))
+		require.ErrorIs(t, db.fences.Write(ctx, db.DB, other, func(*sql.Tx) error { cancel(); return nil }), context.Canceled)
+	})
+}
+
+// A connection breaks when the server has run the statement, and its reply is lost.
+func TestExec_RunsAStatementOnce(t *testing.T) {
+	eachPostgresDriver(t, func(t *testing.T, db *database) {
+		proxy := redistest.NewProxy(t, fmt.Sprint("127.0.0.1:", postgres.port))
+		_, port, _ := strings.Cut(proxy.Addr, ":")
+		through := open(t, db.driver, strings.Replace(db.source, fmt.Sprint("port=", postgres.port), "port="+port, 1))
+		lease := holders(t, "order:42", 1)[0]
+		const claim, write = "UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1", "UPDATE orders SET paid = paid + 1 WHERE fence = $1 AND id = $2"
+		require.NoError(t, sqlfence.Exec(t.Context(), through, lease, claim, "42"))
+		var lost atomic.Bool
+		proxy.DropReply(func(reply []byte) bool {
+			if !bytes.Contains(reply, []byte("UPDATE 1")) || lost.Swap(true) {
+				return false
+			}
+			go proxy.Cut()
+			return true
+		})
+		require.Error(t, sqlfence.Exec(t.Context(), through.DB, lease, write, "42"))
+		var paid int
+		require.NoError(t, db.QueryRowContext(t.Context(), "SELECT paid FROM orders").Scan(&paid))
+		require.Equal(t, 1, paid)
+	})
 }
