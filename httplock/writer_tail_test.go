@@ -57,40 +57,9 @@ var longResponses = map[string]http.HandlerFunc{
 	},
 }
 
-// pipes is a listener of connections within a bubble.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case conn := <-p.conns:
-		return conn, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error   { close(p.closed); return nil }
-func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
-
-// serveInBubble starts a server, and returns what dials it.
 func serveInBubble(t *testing.T, h http.Handler) (dial func() net.Conn) {
 	t.Helper()
-	l := &pipes{make(chan net.Conn), make(chan struct{})}
-	srv := &http.Server{Handler: h, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Hour}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		assert.NoError(t, srv.Close())
-		assert.ErrorIs(t, <-served, http.ErrServerClosed)
-	})
-	return func() net.Conn {
-		near, far := net.Pipe()
-		l.conns <- far
-		return near
-	}
+	return testbed.ServeInBubble(t, &http.Server{Handler: h, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Hour})
 }
 
 // response is what a client has received by now.

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -155,6 +158,34 @@ func TestDemo_ServesTheConsole(t *testing.T) {
 			require.NoError(t, service.stop(t.Context()))
 		})
 	}
+}
+
+// A client that reads nothing loses its connection; the longest request has its answer, and a live page stays open.
+func TestServer_TimeOuts(t *testing.T) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		service, err := newService(env.Client(t), "demo", time.Millisecond, newScoreboard("none", place{local: true}))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, service.stop(t.Context())) }()
+		dial := testbed.ServeInBubble(t, newServer(service.router))
+		send := func(line string) *bufio.Reader {
+			conn := dial()
+			t.Cleanup(func() { _ = conn.Close() })
+			_, err := fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n", line)
+			require.NoError(t, err)
+			return bufio.NewReader(conn)
+		}
+		deaf := send("GET /tickets/none")
+		answer, err := send("POST /orders/1/pay?work=10s").ReadString('\n')
+		require.NoError(t, err)
+		require.Contains(t, answer, "200 OK")
+		live := send("GET /ops/")
+		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); {
+			_, err := live.ReadString('\n')
+			require.NoError(t, err, time.Until(end))
+		}
+		_, err = deaf.ReadByte()
+		require.ErrorIs(t, err, io.EOF)
+	})
 }
 
 func TestDemo_SaysWhatIsWrong(t *testing.T) {

@@ -89,7 +89,7 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	server := &http.Server{Handler: service.router, ReadHeaderTimeout: 10 * time.Second}
+	server := newServer(service.router)
 	go func() { _ = server.Serve(listener) }()
 
 	showing, end := context.WithCancel(ctx)
@@ -111,6 +111,14 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 		fmt.Fprintln(out, result.lastLine())
 	}
 	return errors.Join(err, result.broken(cfg.once && ctx.Err() == nil))
+}
+
+// newServer makes a server whose time-outs let the longest request pass: a ticket that is waited for, half a minute. The console's
+// live pages extend theirs.
+func newServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
+	}
 }
 
 // display shows the board until ctx ends: in place on a terminal, and else in a line now and then.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -49,6 +51,36 @@ func Serve(t testing.TB, h http.Handler) (url string, client *http.Client) {
 	client = srv.Client()
 	t.Cleanup(client.CloseIdleConnections)
 	return srv.URL, client
+}
+
+// pipes is a listener of connections within a bubble.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if conn, open := <-p; open {
+		return conn, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// ServeInBubble starts a server, and returns what dials it.
+func ServeInBubble(t testing.TB, srv *http.Server) (dial func() net.Conn) {
+	t.Helper()
+	l := make(pipes)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		assert.NoError(t, srv.Close())
+		assert.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+	return func() net.Conn {
+		near, far := net.Pipe()
+		l <- far
+		return near
+	}
 }
 
 // ToServer makes a POST request for Send.
