@@ -11,8 +11,7 @@ const (
 	// DefaultReadAhead is how many bytes of a body are read before the key is acquired, where the
 	// guard only rejects, unless WithReadAhead says otherwise.
 	DefaultReadAhead = 64 << 10
-	// DefaultBodyTimeout is how long a body may take, unless WithBodyTimeout says
-	// otherwise.
+	// DefaultBodyTimeout is how long a body may take, unless WithBodyTimeout says otherwise.
 	DefaultBodyTimeout = 30 * time.Second
 	// maxBodyTimeout bounds WithBodyTimeout.
 	maxBodyTimeout = 24 * time.Hour
@@ -46,11 +45,10 @@ func (b *bodyRules) check() error {
 	return nil
 }
 
-// WithMaxBody sets the cap, in bytes, on the body of a request that may wait or be
-// parked: up to so much is read into memory before the request asks for its key. A
-// request with a longer body is not parked: the answer is 413. It does wait, but if its
-// client leaves meanwhile this is not noticed. Bodies of requests that run are not
-// capped. Default 1 MiB; 1 byte to 64 MiB.
+// WithMaxBody sets the cap, in bytes, on the body of a request that may wait or be parked: up to so
+// much is read into memory before the request asks for its key. A request with a longer body is not
+// parked: the answer is 413. It does wait, but if its client leaves meanwhile this is not noticed.
+// Bodies of requests that run are not capped. Default 1 MiB; 1 byte to 64 MiB.
 //
 // A queue has its own cap on what it stores, which is the body and some hundred bytes more.
 func WithMaxBody(n int64) Option {
@@ -63,11 +61,10 @@ func WithMaxBody(n int64) Option {
 	}
 }
 
-// WithReadAhead sets how many bytes of a body are read into memory before the request asks
-// for its key where the guard's policy is core.RejectConflicts: a client that sends slowly
-// does not hold the key meanwhile. The handler reads the rest under its lease. The same
-// holds for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64
-// MiB.
+// WithReadAhead sets how many bytes of a body are read into memory before the request asks for its
+// key where the guard's policy is core.RejectConflicts: a client that sends slowly does not hold
+// the key meanwhile. The handler reads the rest under its lease. The same holds for bodies that are
+// longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64 MiB.
 func WithReadAhead(n int64) Option {
 	return func(m *Middleware) error {
 		if n < 1 || n > maxMaxBody {
@@ -86,10 +83,9 @@ func WithReadAhead(n int64) Option {
 // Time between the handler's reads does not count. Raise it for large uploads. Default 30
 // s, or the server's ReadTimeout if that is shorter; 1 ms to 24 h.
 //
-// It uses the read deadline of the connection, or of the HTTP/2 stream, as
-// http.ResponseController does, and no other deadline of the service's own. Where
-// middleware in front hides the connection, as http.TimeoutHandler does, a read fails only
-// once the client sends something after that time.
+// It uses the read deadline of the connection, or of the HTTP/2 stream, as http.ResponseController
+// does, and no other deadline of the service's own. Where middleware in front hides the connection,
+// as http.TimeoutHandler does, a read fails only once the client sends something after that time.
 func WithBodyTimeout(d time.Duration) Option {
 	return func(m *Middleware) error {
 		if d < time.Millisecond || d > maxBodyTimeout {
@@ -100,11 +96,10 @@ func WithBodyTimeout(d time.Duration) Option {
 	}
 }
 
-// WithStreamBody leaves bodies to the handler, which reads all of them under its lease, and
-// for as long as it likes: for routes whose handlers answer while the client still sends. A
-// client can hold the key for as long as it keeps sending. A request with a body is not
-// parked, and a client that leaves while its request waits is not noticed. It excludes
-// WithIdempotency.
+// WithStreamBody leaves bodies to the handler, which reads all of them under its lease, and for as
+// long as it likes: for routes whose handlers answer while the client still sends. A client can
+// hold the key for as long as it keeps sending. A request with a body is not parked, and a client
+// that leaves while its request waits is not noticed. It excludes WithIdempotency.
 func WithStreamBody() Option {
 	return func(m *Middleware) error {
 		m.body.stream = true

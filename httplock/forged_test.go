@@ -94,7 +94,7 @@ func TestReplay_ForgedInputHasNoEffectOnReplays(t *testing.T) {
 				require.Equal(t, testbed.OrderPath+"?a=b", r.URL.String())
 				require.Empty(t, r.Host)
 				require.Equal(t, "192.0.2.1:1", r.RemoteAddr)
-				require.Equal(t, http.Header{"Accept": {"a/b"}, "Idempotency-Key": {"2"}}, r.Header)
+				require.Equal(t, http.Header{"Accept": {"a/b"}, "Idempotency-Key": {"2"}, "X-Hop": {"1"}}, r.Header)
 				parked, _ := httplock.Replayed(r.Context())
 				require.Equal(t, httplock.Parked{ID: strings.TrimPrefix(location, "/tickets/"), Principal: "user:ann"}, parked)
 				require.Equal(t, http.StatusOK, d.result(t, location).Status)

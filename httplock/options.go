@@ -41,8 +41,7 @@ func safeMethods(mode safeMode) Option {
 	}
 }
 
-// WithSkip lets the requests pass without the key for which f returns true. f must
-// be safe for concurrent use.
+// WithSkip lets the requests pass without the key for which f returns true. f must be safe for concurrent use.
 func WithSkip(f func(*http.Request) bool) Option {
 	return func(m *Middleware) error {
 		if f == nil {
@@ -53,9 +52,8 @@ func WithSkip(f func(*http.Request) bool) Option {
 	}
 }
 
-// WithStatusPath sets where TicketHandler is mounted, such as "/tickets/": a 202
-// then links there. It is a path that begins with a slash, or an http or https
-// URL; it ends with a slash, and the ticket's id follows. Default: no link.
+// WithStatusPath sets where TicketHandler is mounted, such as "/tickets/": a 202 then links there. It is a path that
+// begins with a slash, or an http or https URL; it ends with a slash, and the ticket's id follows. Default: no link.
 func WithStatusPath(path string) Option {
 	return func(m *Middleware) error {
 		u, err := url.Parse(path)
@@ -84,19 +82,17 @@ func WithReplayHost(host string) Option {
 	}
 }
 
-// WithAllowedHeaders adds request headers to those that are stored with a parked request:
-// Accept, Accept-Language, Content-Encoding, Content-Type, Idempotency-Key, Traceparent,
-// and If-Match, If-None-Match, If-Modified-Since and If-Unmodified-Since, whose 412 is
-// then the result. Headers that carry credentials (see WithCredentialHeaders), that
-// belong to one connection, or that say where the request went are refused. A route that
-// parks and takes its key from a header needs that header here: without it its replays
-// have no key, are handed back, and expire.
+// WithAllowedHeaders adds request headers to those that are stored with a parked request: Accept, Accept-Language,
+// Content-Encoding, Content-Type, Idempotency-Key, Traceparent, and If-Match, If-None-Match, If-Modified-Since and
+// If-Unmodified-Since, whose 412 is then the result. Headers that carry credentials (see WithCredentialHeaders), that
+// belong to one connection, or that say where the request went are refused. One that is allowed is stored even if the
+// request's Connection names it: else a client could have its replay run without it. A route that parks and takes its
+// key from a header needs that header here: without it its replays have no key, are handed back, and expire.
 func WithAllowedHeaders(names ...string) Option {
 	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "WithAllowedHeaders", names) }
 }
 
-// WithLogger sets where refusals that are the service's fault are logged. Default:
-// slog.Default.
+// WithLogger sets where refusals that are the service's fault are logged. Default: slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return func(m *Middleware) error {
 		if log == nil {

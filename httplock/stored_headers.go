@@ -36,9 +36,8 @@ func defaultResponseHeaders() map[string]bool {
 	}
 }
 
-// neverKept are the response headers that carry credentials or ask for them, that
-// belong to one connection or describe one transfer, and that a result has of
-// its own.
+// neverKept are the response headers that carry credentials or ask for them, that belong to one
+// connection or describe one transfer, and that a result has of its own.
 var neverKept = union(credentialHeaders, setOf(
 	"Set-Cookie", "Set-Cookie2", "Www-Authenticate", "Proxy-Authenticate", "Authentication-Info", "Proxy-Authentication-Info",
 	"Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -60,13 +59,13 @@ func addHeaders(list, never map[string]bool, option string, names []string) erro
 	return nil
 }
 
-// storedHeaders returns the headers of r that may be stored, or nil. One that the service added
-// belongs to the connection if Connection names it; the others say what is asked for.
+// storedHeaders returns the headers of r that may be stored, or nil. Those that Connection names are among them: it tells
+// proxies what to remove, and a handler, which runs now or later, sees them.
 func storedHeaders(r *http.Request, kept map[string]bool) http.Header {
 	var stored http.Header
 	for name := range kept {
 		values := r.Header[name]
-		if len(values) == 0 || !defaultHeaders[name] && namedBy(r.Header["Connection"], name) {
+		if len(values) == 0 {
 			continue
 		}
 		if stored == nil {
