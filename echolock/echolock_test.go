@@ -1,10 +1,6 @@
 package echolock_test
 
 import (
-	"errors"
-	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
 
 	"github.com/labstack/echo/v4"
@@ -17,89 +13,73 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// What both packages share is tested in internal/adapter.
-
-func newLocker(t *testing.T) *core.Locker {
+func newGuard(t *testing.T) *core.Guard {
 	t.Helper()
-	env := redistest.Embedded(t)
-	return testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix))
+	return testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
 }
 
-func TestToMiddleware_ReportsMistakes(t *testing.T) {
-	guard := newLocker(t).Guard(core.RejectConflicts)
-	key := echolock.Param("order:", "id")
-	for name, config := range map[string]echolock.Config{
-		"nothing":   {},
-		"no guard":  {Key: key},
-		"bad guard": {Guard: newLocker(t).Guard(core.RejectConflicts, core.LeaseTTL(-1)), Key: key},
-		"no key":    {Guard: guard},
-		"nil func":  {Guard: guard, Key: echolock.Func(nil)},
-		"option":    {Guard: guard, Key: key, Options: []httplock.Option{httplock.WithAllowedHeaders("Cookie")}},
-	} {
-		mw, err := config.ToMiddleware()
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+func TestNew_ReturnsMistakes(t *testing.T) {
+	guard := newGuard(t)
+	for _, key := range []echolock.KeyFunc{nil, echolock.Func(nil)} {
+		mw, err := echolock.New(guard, key)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.Nil(t, mw)
 	}
-	mw, err := echolock.New(guard, key)
-	require.NoError(t, err)
-	require.NotNil(t, mw)
-	_, err = echolock.New(guard, nil)
-	require.ErrorIs(t, err, core.ErrInvalidOption)
 	require.Panics(t, func() { echolock.FromConfig(nil) })
-	require.Panics(t, func() { echolock.PerKeyWithConfig(echolock.Config{Guard: guard}) })
 }
 
-func TestPerKey_ConstructorsOfKeys(t *testing.T) {
-	e := echo.New()
-	guard := newLocker(t).Guard(core.RejectConflicts)
-	for path, key := range map[string]echolock.KeyFunc{
-		"/param/:id":  echolock.Param("k:", "id"),
-		"/query/:id":  echolock.Query("k:", "id"),
-		"/header/:id": echolock.Header("k:", "X-Id"),
-		"/json/:id":   echolock.JSONField("k:", "id"),
-		"/int/:id":    echolock.ParamInt("k:", "id"),
-		"/uuid/:id":   echolock.ParamUUID("k:", "id"),
-		"/no/:id":     func(*http.Request) (string, error) { return "", echolock.NoKey },
-		"/func/:id": echolock.Func(func(c echo.Context) (string, error) {
-			return "k:" + c.Param("id") + c.QueryParam("id"), nil
-		}),
-	} {
-		e.POST(path, func(c echo.Context) error {
-			if lease, held := echolock.Lease(c); held {
-				return c.String(http.StatusOK, lease.Key())
-			}
-			return c.String(http.StatusOK, "no key")
-		}, echolock.PerKey(guard, key))
-	}
-	for path, want := range map[string]string{
-		"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12", "/int/+042": "k:42",
-		"/uuid/F81D4FAE7DEC11D0A76500A0C91E6BF6": "k:f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/no/1": "no key",
-	} {
-		r := httptest.NewRequest(http.MethodPost, path+"?id=2", strings.NewReader(`{"id":4}`))
-		r.Header.Set("X-Id", "3")
-		w := httptest.NewRecorder()
-		e.ServeHTTP(w, r)
-		require.Equal(t, want, w.Body.String())
-	}
-}
+// noRoutes is a configuration without routes.
+type noRoutes struct{}
 
-// A group with middleware has echo answer what it does not match at the same path.
-func TestPerKey_CatchAllRouteOfAGroupIsGuarded(t *testing.T) {
-	closed := echolock.PerKey(newLocker(t).Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "", errors.New("no key") })
-	e := echo.New()
-	g := e.Group("/api", closed)
-	g.POST("/*", func(echo.Context) error {
-		t.Error("the handler ran")
+func (noRoutes) Route(string, string) (httplock.Route, bool) { return httplock.Route{}, false }
+
+// A guard of e.Use counts for all routes, and one of a group's Use for those after it, as for echo.
+func TestWatchRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
+	guard := echolock.PerKey(newGuard(t), echolock.Param("order:", "id"))
+	handler := func(echo.Context) error {
+		t.Error("a handler ran")
 		return nil
-	})
-	for range 2 {
-		for path, want := range map[string]int{"/api/x": http.StatusInternalServerError, "/api": http.StatusNotFound} {
-			w := httptest.NewRecorder()
-			e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
-			require.Equal(t, want, w.Code, path)
-		}
 	}
-	w := httptest.NewRecorder()
-	e.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/api/x", nil))
-	require.Equal(t, http.StatusNotFound, w.Code)
+	own := func(next echo.HandlerFunc) echo.HandlerFunc { return next }
+
+	e := echo.New()
+	registered := echolock.WatchRoutes(e)
+	e.Use(own)
+	e.POST("/orders/:id", handler)
+	e.POST("/orders/:id/pay", handler, own, guard)
+	g := e.Group("/g")
+	g.POST("/a", handler)
+	g.Use(guard)
+	g.PUT("/a", handler)
+	g.Group("/deep").DELETE("/b/*", handler, own)
+	e.Host("shop.example").POST("/hosted", handler)
+	want := []httplock.RegisteredRoute{
+		{Method: "POST", Pattern: "/orders/:id"},
+		{Method: "POST", Pattern: "/orders/:id/pay", PerKey: true},
+		{Method: "POST", Pattern: "/g/a"},
+		{Method: "PUT", Pattern: "/g/a", PerKey: true},
+		{Method: "DELETE", Pattern: "/g/deep/b/*", PerKey: true},
+		{Method: "POST", Pattern: "shop.example/hosted"},
+	}
+	routes, err := registered()
+	require.NoError(t, err)
+	require.ElementsMatch(t, want, routes)
+	var problems *httplock.RoutesError
+	require.ErrorAs(t, httplock.CheckRoutes(routes, nil), &problems)
+	require.Len(t, problems.Problems, 3)
+
+	e.Use(echolock.FromConfig(noRoutes{}))
+	for i := range want {
+		want[i].FromConfig = true
+	}
+	routes, err = registered()
+	require.NoError(t, err)
+	require.ElementsMatch(t, want, routes)
+}
+
+func TestWatchRoutes_ComesFirst(t *testing.T) {
+	e := echo.New()
+	e.POST("/early", func(echo.Context) error { return nil })
+	_, err := echolock.WatchRoutes(e)()
+	require.ErrorContains(t, err, "POST /early was registered before WatchRoutes was called")
 }

@@ -228,29 +228,13 @@ func TestPerKey_UnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, engine, http.MethodPost, "/o", ""), http.StatusConflict, "conflict", true)
 }
 
-func TestPerKey_MistakesAreErrorsAtConstruction(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	guard := b.Locker.Guard(core.RejectConflicts)
-	for name, test := range map[string]struct {
-		guard *core.Guard
-		key   ginlock.KeyFunc
-		opts  []httplock.Option
-	}{
-		"nil guard": {nil, orderKey, nil},
-		"bad guard": {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
-		"nil key":   {guard, nil, nil},
-		"nil func":  {guard, ginlock.Func(nil), nil},
-		"option":    {guard, orderKey, []httplock.Option{httplock.WithAllowedHeaders("Cookie")}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h, err := ginlock.New(test.guard, test.key, test.opts...)
-			require.ErrorIs(t, err, core.ErrInvalidOption)
-			require.Nil(t, h)
-		})
+func TestNew_ReturnsMistakes(t *testing.T) {
+	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
+	for _, key := range []ginlock.KeyFunc{nil, ginlock.Func(nil)} {
+		h, err := ginlock.New(guard, key)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.Nil(t, h)
 	}
-	h, err := ginlock.New(guard, orderKey)
-	require.NoError(t, err)
-	require.NotNil(t, h)
 }
 
 func TestPerKey_HijackAndResponseController(t *testing.T) {

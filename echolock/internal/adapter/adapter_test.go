@@ -170,6 +170,21 @@ func TestPerKey_UnmatchedRoutesPass(t *testing.T) {
 	})
 }
 
+// A group with middleware has echo answer what it does not match at the same path.
+func TestPerKey_CatchAllRouteOfAGroupIsGuarded(t *testing.T) {
+	each(t, func(t *testing.T, v version) {
+		h := v.start(service{
+			at: "group", more: []string{"/*"}, guard: testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts),
+			key: func(*http.Request) (string, error) { return "", errors.New("no key") }, handler: mustNotRun(t),
+		})
+		for range 2 {
+			require.Equal(t, http.StatusInternalServerError, testbed.Call(t, h, http.MethodPost, base+"/x", "").Status)
+			require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodPost, base, "").Status)
+		}
+		require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodDelete, base+"/x", "").Status)
+	})
+}
+
 func TestGuard_InFrontOfTheRouterFailsClosed(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
@@ -307,6 +322,28 @@ func TestKeys(t *testing.T) {
 		}
 		_, err := v.of(func(seen) (string, error) { return "k", nil })(testbed.Request(t, http.MethodPost, "/", ""))
 		require.ErrorContains(t, err, "this package's middleware only")
+	})
+}
+
+func TestKeys_EachConstructorIsItsNames(t *testing.T) {
+	each(t, func(t *testing.T, v version) {
+		guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
+		for name, want := range map[string][2]string{ // the id, and the key
+			"param": {"1", "k:1"}, "query": {"1", "k:2"}, "header": {"1", "k:3"}, "json": {"1", "k:4"}, "int": {"+042", "k:42"}, "none": {"1", ""},
+			"form": {"1", "k:5"}, "uuid": {"F81D4FAE7DEC11D0A76500A0C91E6BF6", "k:f81d4fae-7dec-11d0-a765-00a0c91e6bf6"},
+		} {
+			h := v.start(service{guard: guard, key: v.keys[name], handler: func(x exchange) error {
+				lease, _ := x.lease()
+				return x.String(http.StatusOK, lease.Key())
+			}})
+			r := testbed.Request(t, http.MethodPost, base+"/orders/"+want[0]+"?id=2", `{"id":4}`)
+			if name == "form" {
+				r = testbed.Request(t, http.MethodPost, orderPath, "f=5")
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			}
+			r.Header.Set("X-Id", "3")
+			require.Equal(t, want[1], testbed.Do(h, r).Body, name)
+		}
 	})
 }
 

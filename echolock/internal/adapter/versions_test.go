@@ -3,6 +3,7 @@ package adapter_test
 import (
 	"errors"
 	"net/http"
+	"slices"
 
 	"github.com/labstack/echo/v4"
 	"github.com/labstack/echo/v4/middleware"
@@ -49,6 +50,7 @@ type service struct {
 	// onError sees what reaches the error handler.
 	onError func(error)
 	handler func(x exchange) error
+	more    []string // paths
 }
 
 // paths are the routes that have the handler, for all methods.
@@ -69,6 +71,8 @@ type version struct {
 	failure func(status int) error
 	// status is the status of such an error, or 0.
 	status func(error) int
+	// keys are made by the package's own constructors, with the prefix "k:".
+	keys map[string]httplock.KeyFunc
 }
 
 var versions = []version{
@@ -81,12 +85,20 @@ var versions = []version{
 			return coded.Code
 		}
 		return 0
+	}, map[string]httplock.KeyFunc{
+		"param": echolock.Param("k:", "id"), "query": echolock.Query("k:", "id"), "header": echolock.Header("k:", "X-Id"), "json": echolock.JSONField("k:", "id"),
+		"form": echolock.Form("k:", "f"), "int": echolock.ParamInt("k:", "id"), "uuid": echolock.ParamUUID("k:", "id"),
+		"none": func(*http.Request) (string, error) { return "", echolock.NoKey },
 	}},
 	{"v5", start5, func(f func(seen) (string, error)) httplock.KeyFunc {
 		return echolock5.Func(func(c *echo5.Context) (string, error) { return f(c) })
 	}, func(f func(seen) (string, error)) httplock.Option {
 		return echolock5.WithPrincipal(func(c *echo5.Context) (string, error) { return f(c) })
-	}, func(status int) error { return echo5.NewHTTPError(status, "failed") }, echo5.StatusCode},
+	}, func(status int) error { return echo5.NewHTTPError(status, "failed") }, echo5.StatusCode, map[string]httplock.KeyFunc{
+		"param": echolock5.Param("k:", "id"), "query": echolock5.Query("k:", "id"), "header": echolock5.Header("k:", "X-Id"), "json": echolock5.JSONField("k:", "id"),
+		"form": echolock5.Form("k:", "f"), "int": echolock5.ParamInt("k:", "id"), "uuid": echolock5.ParamUUID("k:", "id"),
+		"none": func(*http.Request) (string, error) { return "", echolock5.NoKey },
+	}},
 }
 
 func start4(s service) http.Handler {
@@ -137,7 +149,7 @@ func start4(s service) http.Handler {
 	default:
 		group, ofRoute = e.Group(base), append(ofRoute, guard)
 	}
-	for _, path := range paths {
+	for _, path := range slices.Concat(paths, s.more) {
 		group.Match([]string{"GET", "HEAD", "POST", "PUT"}, path, func(c echo.Context) error {
 			return s.handler(exchange{c, c.Response(), func() (*core.Lease, bool) { return echolock.Lease(c) }})
 		}, ofRoute...)
@@ -194,7 +206,7 @@ func start5(s service) http.Handler {
 	default:
 		group, ofRoute = e.Group(base), append(ofRoute, guard)
 	}
-	for _, path := range paths {
+	for _, path := range slices.Concat(paths, s.more) {
 		for _, method := range []string{"GET", "POST", "PUT"} { // GET has HEAD with it
 			group.Add(method, path, func(c *echo5.Context) error {
 				return s.handler(exchange{c, c.Response(), func() (*core.Lease, bool) { return echolock5.Lease(c) }})
