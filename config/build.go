@@ -222,7 +222,7 @@ func (rt *Runtime) compile(f *File) (*state, *report) {
 
 // queue makes a handle on a queue, for a policy or, if that is nil, for others.
 func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) (*delayqueue.Queue, error) {
-	opts := append(slices.Clone(rt.options.queue), delayqueue.WithPrefix(f.prefix()))
+	opts := append(slices.Clone(rt.options.queue), delayqueue.WithPrefix(rt.locker.Prefix()))
 	age := q.MaxAge
 	if p != nil {
 		age = cmp.Or(p.MaxAge, age)

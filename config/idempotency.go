@@ -43,7 +43,7 @@ func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 
 // idempotency makes the option of a guard that looks at Idempotency-Key.
 func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
-	stores := append(slices.Clone(c.runtime.options.records), idempotency.WithPrefix(c.file.prefix()))
+	stores := append(slices.Clone(c.runtime.options.records), idempotency.WithPrefix(c.runtime.locker.Prefix()))
 	stores = option(stores, s.TTL, idempotency.WithTTL)
 	if c.file.spec.Idempotency.Encryption != nil {
 		stores = append(stores, idempotency.WithEncryption(c.keys))

@@ -21,15 +21,12 @@ type Guard struct {
 type Call struct {
 	// Key names what the work must have for itself; see [ValidateKey].
 	Key string
-	// Name is the kind of work, such as a route or a task type. It is
-	// for logs and metrics; it may be empty.
+	// Name is the kind of work, such as a route or a task type. It is for logs and metrics; it may be empty.
 	Name string
-	// ID identifies this piece of work, such as a request id; [Locker.Inspect] shows it. It may be
-	// empty.
+	// ID identifies this piece of work, such as a request id; [Locker.Inspect] shows it. It may be empty.
 	ID string
-	// Principal identifies the user on whose behalf the work is done, for the process that
-	// runs it later. It is stored with a deferred call, so it must never be a credential.
-	// It may be empty.
+	// Principal identifies the user on whose behalf the work is done, for the process that runs it
+	// later. It is stored with a deferred call, so it must never be a credential. It may be empty.
 	Principal string
 	// Trace is the W3C traceparent of the caller's span, for the process that runs the work later
 	// to link to. One that is not valid is not stored. It may be empty.
@@ -48,12 +45,11 @@ type Call struct {
 	BeforeWait func() error
 }
 
-// Guard makes a [Guard] of the Locker and a policy, such as [RejectConflicts]; a nil policy is
-// RejectConflicts. The options apply to each lease of the Guard. They do not apply to a call that
-// its policy defers: that runs later under another lease, such as a delayqueue.Worker's, with the
-// worker's options.
+// Guard makes a [Guard] of the Locker and a policy, such as [RejectConflicts]; a nil policy is RejectConflicts. The
+// options apply to each lease of the Guard. They do not apply to a call that its policy defers: that runs later under
+// another lease, such as a delayqueue.Worker's, with the worker's options.
 //
-// Guard does not fail. An invalid option, a policy whose [Validator] reports an error, and a nil
+// Guard does not fail. An invalid option, a policy whose [Validator] reports an error, or whose queue has another prefix, and a nil
 // Locker are reported by [Guard.Err], and by every [Guard.Do].
 func (l *Locker) Guard(policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	g := &Guard{locker: l}
@@ -76,16 +72,24 @@ func (g *Guard) setPolicy(policy ConflictPolicy) error {
 		return fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
 	}
 	if v, ok := policy.(Validator); ok {
-		return v.Validate()
+		if err := v.Validate(); err != nil {
+			return err
+		}
+	}
+	var queues []string
+	Honored(policy, Preference{Async: true, queues: &queues})
+	for _, prefix := range queues {
+		if g.locker != nil && prefix != g.locker.prefix {
+			return fmt.Errorf("core: %w: the Locker's prefix is %q, and that of its policy's queue %q", ErrInvalidOption, g.locker.prefix, prefix)
+		}
 	}
 	return nil
 }
 
-// OnFree returns a copy of the Guard that calls f when a key may be free for which one of its calls
-// was refused. f runs on a goroutine of its own, which Close of the Locker waits for; its ctx ends
-// when the Locker refuses calls. A release calls f once for its key, however many calls were
-// refused before. If this process learns of a release of the key while a call is being refused, f
-// is called at once; rarely this happens for the release of another key.
+// OnFree returns a copy of the Guard that calls f when a key may be free for which one of its calls was refused. f
+// runs on a goroutine of its own, which Close of the Locker waits for; its ctx ends when the Locker refuses calls. A
+// release calls f once for its key, however many calls were refused before. If this process learns of a release of
+// the key while a call is being refused, f is called at once; rarely this happens for the release of another key.
 //
 // Use a time-out as well: the notification can be lost, and none is sent when a lease ends without
 // a release, such as that of a process that died. For a [MinHold], and for the period of
@@ -111,8 +115,7 @@ func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
 	return &c
 }
 
-// WithPolicy returns a copy of the Guard with another policy. If that is invalid, [Guard.Err] of
-// the copy says so.
+// WithPolicy returns a copy of the Guard with another policy. If that is invalid, [Guard.Err] of the copy says so.
 func (g *Guard) WithPolicy(policy ConflictPolicy) *Guard {
 	if g.Err() != nil {
 		return g
@@ -169,10 +172,9 @@ func (g *Guard) Honors(p Preference) Preference {
 	return Honored(g.policy, p)
 }
 
-// Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil only if fn ran
-// wholly within one lease and returned nil. If the key is held the policy decides: the call waits,
-// or Do returns a [*ConflictError] or a [*DeferredError] without having run fn. If ctx works under
-// the key already, fn runs at once under that lease.
+// Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil only if fn ran wholly within one
+// lease and returned nil. If the key is held the policy decides: the call waits, or Do returns a [*ConflictError] or
+// a [*DeferredError] without having run fn. If ctx works under the key already, fn runs at once under that lease.
 //
 // The key is released when fn returns or panics, and not before. If ctx ends while fn runs, the ctx
 // of fn ends too, and the key stays held until fn returns.

@@ -2,10 +2,9 @@ package core
 
 import "time"
 
-// Preference is what a caller would like to happen if its key is held, such as what an HTTP client
-// asks for with Prefer. A policy honors it within its own bounds: a call never waits longer than
-// its policy lets it, and is deferred only by a policy that defers. The zero Preference leaves
-// everything to the policy.
+// Preference is what a caller would like to happen if its key is held, such as what an HTTP client asks for with
+// Prefer. A policy honors it within its own bounds: a call never waits longer than its policy lets it, and is
+// deferred only by a policy that defers. The zero Preference leaves everything to the policy.
 type Preference struct {
 	// Bounded says that the caller is willing to wait for Wait, and no longer.
 	Bounded bool
@@ -14,6 +13,14 @@ type Preference struct {
 	// Async says that the caller prefers deferred work to waiting for the
 	// key. With Bounded it is willing to wait first.
 	Async bool
+
+	queues *[]string // takes the prefixes of the queues that a policy stores calls in; nil: nobody asks
+}
+
+func storesUnder(p Preference, prefix string) {
+	if p.queues != nil {
+		*p.queues = append(*p.queues, prefix)
+	}
 }
 
 // PreferencePolicy is implemented by a [ConflictPolicy] whose decision can be [Deferred], or that honors

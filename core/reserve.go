@@ -15,9 +15,9 @@ import (
 )
 
 func init() {
-	reservation.Provide(reservation.Functions[*Locker, *Lease, AcquireOption, Decision]{
+	reservation.Provide(reservation.Functions[*Locker, *Lease, AcquireOption, Decision, Preference]{
 		Reserve: reserve, Stamp: stampOf, Unreserve: unreserve,
-		Reserved: reserved, WasReserved: wasReserved, Reserving: reserving,
+		Reserved: reserved, WasReserved: wasReserved, Reserving: reserving, StoresUnder: storesUnder,
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision, core.Preference]()
 
 // reserve reserves key.
 func reserve(t *testing.T, l *core.Locker, key string, span time.Duration) error {

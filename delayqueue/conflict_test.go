@@ -123,7 +123,7 @@ func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 func TestConflict_AKeyThatCannotBeAskedForSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
-		nowhere, err := core.New(redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))
+		nowhere, err := core.New(redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		require.NoError(t, b.locker.Close())
 		id := b.enqueue(delayqueue.Job{Key: "k"})

@@ -26,8 +26,9 @@ const (
 // Option configures a [Queue].
 type Option func(*Queue) error
 
-// WithPrefix sets the prefix of the names of all keys and channels in Redis. Default "perkey"; 1 to
-// 64 bytes, no braces, white space or control bytes.
+// WithPrefix sets the prefix of the names of all keys and channels in Redis. It must be the Locker's, on another Redis
+// too: [NewWorker] and core.Locker.Guard refuse another one, since workers and guards, and tools, would miss each other.
+// Default "perkey"; 1 to 64 bytes, no braces, white space or control bytes.
 func WithPrefix(prefix string) Option {
 	return func(q *Queue) error {
 		if !ident.ValidPrefix(prefix) {

@@ -23,7 +23,7 @@ type policy struct {
 }
 
 // reservations reserve the keys of parked messages.
-var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision, core.Preference]()
 
 // Validate returns an error for a nil queue, and for a quiet period that cannot work. It wraps
 // core.ErrInvalidOption. core.Locker.Guard calls it.
@@ -41,6 +41,9 @@ func (p policy) Validate() error {
 
 // Honors implements core.PreferencePolicy: it always defers, as a caller asks for with Async.
 func (p policy) Honors(prefers core.Preference) core.Preference {
+	if p.queue != nil {
+		reservations.StoresUnder(prefers, p.queue.prefix)
+	}
 	return core.Preference{Async: prefers.Async}
 }
 
@@ -68,8 +71,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	ctx, job.Trace = p.queue.reportEnqueuing(ctx, job)
 	receipt, err := p.queue.enqueue(ctx, job)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
-		// Perhaps only the reply was lost, and the call will run: the same id gets
-		// the same ticket.
+		// Perhaps only the reply was lost, and the call will run: the same id gets the same ticket.
 		job.fresh = false
 		receipt, err = p.queue.enqueue(ctx, job)
 	}

@@ -264,7 +264,9 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 		keys := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("0123456789abcdef0123456789abcdef")}}
 		for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keys)}} {
 			t.Run(name, func(t *testing.T) {
-				b := setup(t, env, append(opts, delayqueue.WithMaxResult(10), delayqueue.WithPrefix(env.Prefix+name))...)
+				env := *env
+				env.Prefix += name
+				b := setup(t, &env, append(opts, delayqueue.WithMaxResult(10))...)
 				id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
 				_, err := b.queue.Result(t.Context(), id)
 				require.ErrorIs(t, err, delayqueue.ErrNotFound)
@@ -286,7 +288,7 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 				require.Equal(t, "secret", string(result))
 				stored := ""
 				for _, key := range []string{"m", "r", "s0", "s1", "s2", "s3", "n0", "n1", "n2", "n3", "d0", "d1", "d2", "d3"} {
-					stored += fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+name+":queue:{q}:"+key).Val())
+					stored += fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+":queue:{q}:"+key).Val())
 				}
 				require.Contains(t, stored, id)
 				require.Equal(t, name == "plain", len(opts) == 0)

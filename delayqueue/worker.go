@@ -78,7 +78,7 @@ const announcements = 4096
 
 // NewWorker makes a Worker that runs the messages of q with h, under locks of locker, which stays
 // the caller's to close, after the Worker was stopped. The locker must use the same Redis and
-// prefix as the guard of the requests, so that fresh requests and parked ones exclude each other.
+// prefix as the guard of the requests, and the queue has that prefix too, so that fresh requests and parked ones exclude each other.
 // If the handler itself calls a guard, as httplock.Replay does, both lockers must have the same
 // client (otherwise [core.WarnOtherLocker] is reported). The queue may be on another Redis.
 // NewWorker does not talk to Redis. Its error wraps [core.ErrInvalidOption].
@@ -90,6 +90,8 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		return nil, invalidOption("NewWorker: the queue was opened for its operator (Open); use New")
 	case locker == nil:
 		return nil, invalidOption("NewWorker: the locker is nil")
+	case q.prefix != locker.Prefix():
+		return nil, invalidOption("NewWorker: the Locker's prefix is %q, and the queue's %q", locker.Prefix(), q.prefix)
 	case h == nil:
 		return nil, invalidOption("NewWorker: the handler is nil")
 	}
@@ -156,9 +158,8 @@ func (w *Worker) complete() {
 	}, func(error) { w.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
 }
 
-// Start starts the Worker in the background. It does not wait for Redis: while that is down the
-// Worker tries again, with backoff. A Worker starts once: after that Start returns [ErrStarted],
-// and after Stop [ErrStopped].
+// Start starts the Worker in the background. It does not wait for Redis: while that is down the Worker tries again,
+// with backoff. A Worker starts once: after that Start returns [ErrStarted], and after Stop [ErrStopped].
 func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,8 +223,7 @@ func (w *Worker) Stop(ctx context.Context) error {
 // stopGrace is how long Stop waits, when its ctx has ended, for handlers that are told to return.
 const stopGrace = 2 * time.Second
 
-// run has the Worker's goroutines: serve → drain what was claimed → end the helpers. It returns
-// after all of them.
+// run has the Worker's goroutines: serve → drain what was claimed → end the helpers. It returns after all of them.
 func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
@@ -289,8 +289,7 @@ func (w *Worker) serve(start func(*fetcher)) {
 	}
 }
 
-// serveOnly starts the fetchers of a manifest's partitions, and retires the others; all of them
-// without a manifest.
+// serveOnly starts the fetchers of a manifest's partitions, and retires the others; all of them without a manifest.
 func (w *Worker) serveOnly(m *manifest, start func(*fetcher)) {
 	for _, c := range *w.fetchers.Load() {
 		if c.retired.Store(m == nil || !slices.Contains(m.partitions, c.partition)); c.retired.Load() {

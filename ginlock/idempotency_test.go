@@ -110,7 +110,7 @@ func TestIdempotency_RequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 // Recovery in front of the guard answers in the handler's place: that is not kept.
 func TestIdempotency_APanicIsNoResponse(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	store, err := idempotency.New(b.Redis)
+	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)
 	r := gin.New()
 	r.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusTeapot) }))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // WithIdempotency lets a client send a request again, under the same Idempotency-Key
@@ -21,11 +22,10 @@ import (
 // A request that a handler sends to its own service, with its ctx, is a separate request if it has
 // another key, and otherwise a part of the handler's work.
 //
-// The guard must be exclusive: one that is shared or counted is an error. It needs [WithPrincipal],
-// so that a client that guesses another's key does not see the other's response, or
-// [WithAnonymous], if all clients share their keys; without one of the two New returns an error.
-// The host is not part of the comparison: where it decides whose data a request is about, put it in
-// the principal.
+// The guard must be exclusive: one that is shared or counted is an error, as is a store under another prefix than the
+// Locker's. It needs [WithPrincipal], so that a client that guesses another's key does not see the other's response,
+// or [WithAnonymous], if all clients share their keys; without one of the two New returns an error. The host is not part of the comparison: where it decides whose data a
+// request is about, put it in the principal.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
 	return func(m *Middleware) error {
 		switch {
@@ -78,10 +78,9 @@ func KeepResponseHeaders(names ...string) IdempotencyOption {
 	return func(o *idempotencyRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
 }
 
-// IdempotencyKey is the key function of routes whose requests exclude only their own repetitions:
-// requests with the same Idempotency-Key, principal and route run one at a time, and no others
-// wait. The route needs WithIdempotency, and every request needs the header. Join and Hash accept
-// it.
+// IdempotencyKey is the key function of routes whose requests exclude only their own repetitions: requests with the
+// same Idempotency-Key, principal and route run one at a time, and no others wait. The route needs WithIdempotency,
+// and every request needs the header. Join and Hash accept it.
 func IdempotencyKey(*http.Request) (string, error) { return "", errLockByIdempotencyKey }
 
 // idempotencyKeyError is a KeyFunc's error in place of a key: key makes the key of what
@@ -110,6 +109,8 @@ func (o *idempotencyRules) check(m *Middleware) error {
 		return nil
 	case !m.guard.Exclusive():
 		return invalid("WithIdempotency: the guard is shared or counted, so that the same request could run twice at a time")
+	case ident.StorePrefix(o.store) != m.guard.Locker().Prefix():
+		return invalid("WithIdempotency: the Locker's prefix is %q, and the store's %q", m.guard.Locker().Prefix(), ident.StorePrefix(o.store))
 	case m.body.stream:
 		return invalid("WithIdempotency and WithStreamBody exclude one another: the body is a part of what is compared")
 	}
@@ -139,9 +140,8 @@ var (
 // maxIdempotencyKey is the length of the longest key, in bytes.
 const maxIdempotencyKey = 255
 
-// parseIdempotencyKey reads the header, which is an Item of RFC 9651 that is a string,
-// without parameters. In practice it comes without quotes too, which makes no other key
-// of it. It reports whether there is a header.
+// parseIdempotencyKey reads the header, which is an Item of RFC 9651 that is a string, without parameters. In
+// practice it comes without quotes too, which makes no other key of it. It reports whether there is a header.
 func parseIdempotencyKey(lines []string) (key string, there bool, err error) {
 	if len(lines) == 0 {
 		return "", false, nil

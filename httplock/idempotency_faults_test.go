@@ -137,7 +137,7 @@ func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {
 	// The lock is to be had, and the store is not: nothing runs.
 	mend()
 	gone := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
-	store, err := idempotency.New(gone)
+	store, err := idempotency.New(gone, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)
 	h = guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithIdempotency(store), httplock.WithLogger(log.Logger()))
 	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k2", "{}")), http.StatusServiceUnavailable, "unavailable", true)

@@ -327,10 +327,11 @@ func (o outcomeKinds) OnOutcome(_ context.Context, e core.Outcome) { o.seen <- e
 func TestIdempotency_StoredResponseIsAConflictToTheLocksObserver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
-		queue, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		for name, policy := range map[string]core.ConflictPolicy{"reject": core.RejectConflicts, "wait": retry.Policy{MaxWait: time.Minute}, "park": delayqueue.Policy(queue)} {
+		for name, policy := range map[string]core.ConflictPolicy{"reject": core.RejectConflicts, "wait": retry.Policy{MaxWait: time.Minute}, "park": nil} {
 			b := testbed.On(t, rdb, env.Prefix+name) // keys of its own
+			if name == "park" {
+				policy = delayqueue.Policy(testbed.NewQueue(t, rdb, "q", delayqueue.WithPrefix(b.Prefix)))
+			}
 			observer := outcomeKinds{seen: make(chan core.OutcomeKind, 10)}
 			locker := testbed.NewLocker(t, rdb, core.WithPrefix(b.Prefix), core.WithObserver(observer))
 			var runs atomic.Int64

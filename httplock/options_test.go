@@ -1,6 +1,7 @@
 package httplock_test
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -11,9 +12,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/locktest"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -127,4 +131,27 @@ func TestOptions_ServeWithoutWritten(t *testing.T) {
 	})
 	require.False(t, ran)
 	testbed.RequireProblem(t, testbed.Answer{Status: w.Code, Header: w.Result().Header, Body: w.Body.String()}, http.StatusBadRequest, "bad-key", false)
+}
+
+func TestPrefix_IsTheLockersWhereTheyMeet(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	for _, prefix := range []string{b.Prefix, "other"} {
+		queue := testbed.NewQueue(t, b.Redis, "q", delayqueue.WithPrefix(prefix))
+		store, err := idempotency.New(b.Redis, idempotency.WithPrefix(prefix))
+		require.NoError(t, err)
+		_, ofWorker := delayqueue.NewWorker(queue, b.Locker, func(context.Context, delayqueue.Message) error { return nil })
+		_, ofStore := httplock.New(b.Locker.Guard(nil), httplock.WithIdempotency(store), httplock.WithAnonymous())
+		for name, err := range map[string]error{
+			"worker": ofWorker, "store": ofStore,
+			"policy":    b.Locker.Guard(delayqueue.Policy(queue)).Err(),
+			"deep down": b.Locker.Guard(nil).WithPolicy(retry.Policy{Then: &locktest.Policy{Then: delayqueue.Debounce(queue, time.Second, time.Minute)}}).Err(),
+		} {
+			if prefix == b.Prefix {
+				require.NoError(t, err, name)
+				continue
+			}
+			require.ErrorIs(t, err, core.ErrInvalidOption, name)
+			require.ErrorContains(t, err, `the Locker's prefix is "`+b.Prefix+`", and`, name)
+		}
+	}
 }

@@ -305,7 +305,9 @@ func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 			},
 		} {
 			t.Run(name, func(t *testing.T) {
-				d, hosts := openParking(t, env, delayqueue.WithPrefix(env.Prefix+name)), make(chan string, 1)
+				env := *env
+				env.Prefix += name
+				d, hosts := openParking(t, &env), make(chan string, 1)
 				h := service(d, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host }))
 				release := d.Hold(t)
 				r := post(t, testbed.OrderPath)

@@ -35,8 +35,7 @@ const (
 	// MaxTTL is the longest TTL.
 	MaxTTL = 90 * 24 * time.Hour
 
-	// commandTimeout bounds each command, for clients whose commands are bounded by their
-	// ctx alone.
+	// commandTimeout bounds each command, for clients whose commands are bounded by their ctx alone.
 	commandTimeout = 10 * time.Second
 )
 
@@ -61,11 +60,13 @@ type Store struct {
 	observer Observer        // nil: nobody is told
 }
 
+func init() { ident.StorePrefix = func(s any) string { return s.(*Store).prefix } }
+
 // Option configures a Store.
 type Option func(*Store) error
 
-// WithPrefix sets the prefix of the records' keys in Redis. Default "perkey"; it should be that of
-// core.WithPrefix.
+// WithPrefix sets the prefix of the records' keys in Redis. Default "perkey"; it must be that of
+// core.WithPrefix: httplock.WithIdempotency refuses another one.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) error {
 		if !ident.ValidPrefix(prefix) {
@@ -76,9 +77,8 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithTTL sets how long a record is remembered after it was begun, parked or finished
-// last. It should be longer than clients keep trying, and longer than the work takes.
-// Default 24 h; 1 s to 90 days.
+// WithTTL sets how long a record is remembered after it was begun, parked or finished last. It should be longer than
+// clients keep trying, and longer than the work takes. Default 24 h; 1 s to 90 days.
 func WithTTL(ttl time.Duration) Option {
 	return func(s *Store) error {
 		if ttl < MinTTL || ttl > MaxTTL {
@@ -109,19 +109,16 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
 
 // Work identifies one piece of work.
 type Work struct {
-	// Name identifies the record: the client's key, and everything that tells it from the same key
-	// of others. It becomes part of a key in Redis, so it should be a hash: the client's key is a
-	// secret.
+	// Name identifies the record: the client's key, and everything that tells it from the same key of others. It
+	// becomes part of a key in Redis, so it should be a hash: the client's key is a secret.
 	Name string
-	// Fingerprint is a hash of what was requested. Only Lookup takes an empty one, which matches
-	// every record.
+	// Fingerprint is a hash of what was requested. Only Lookup takes an empty one, which matches every record.
 	Fingerprint string
 }
 
-// NameOf returns the Name of a request's Work, as package httplock makes it. route is
-// httplock.Exchange.Name, such as "POST /orders/{id}", or method and path if that is empty;
-// principal is what the principal function returned, empty if there is none; key is the
-// Idempotency-Key without quotes.
+// NameOf returns the Name of a request's Work, as package httplock makes it. route is httplock.Exchange.Name, such as
+// "POST /orders/{id}", or method and path if that is empty; principal is what the principal function returned, empty
+// if there is none; key is the Idempotency-Key without quotes.
 func NameOf(route, principal, key string) string {
 	return ident.Hash([]byte(route), []byte(principal), []byte(key))
 }
@@ -138,10 +135,9 @@ type Record struct {
 	Ticket core.Ticket
 }
 
-// Begin records that the work runs now, under the fence of the caller's lease, or returns its
-// stored outcome. A nil outcome with a nil error: the caller is to run the work, and keeps the
-// lease until after Finish. Begin may be called again under the same fence. It blocks for one round
-// trip.
+// Begin records that the work runs now, under the fence of the caller's lease, or returns its stored outcome. A nil
+// outcome with a nil error: the caller is to run the work, and keeps the lease until after Finish. Begin may be
+// called again under the same fence. It blocks for one round trip.
 func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte, err error) {
 	done := EventBegun
 	defer func() { s.observe(ctx, w.Name, done, err) }()
@@ -202,18 +198,16 @@ func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 	return r, nil
 }
 
-// Forget removes a record, and reports whether there was one: the work runs again if it is
-// requested again. Work that is under way is not stopped: its Finish creates the record again. It
-// blocks for one round trip.
+// Forget removes a record, and reports whether there was one: the work runs again if it is requested again. Work that
+// is under way is not stopped: its Finish creates the record again. It blocks for one round trip.
 func (s *Store) Forget(ctx context.Context, name string) (forgotten bool, err error) {
 	return s.forget(ctx, name, func(ctx context.Context) (int64, error) {
 		return s.rdb.Del(ctx, s.name(name)).Result()
 	})
 }
 
-// ForgetIf is Forget for a record that is still as Lookup returned it: parked, begun or with an
-// outcome. It reports false, and removes nothing, if there is none or it has changed. After an
-// error it may have been removed.
+// ForgetIf is Forget for a record that is still as Lookup returned it: parked, begun or with an outcome. It reports
+// false, and removes nothing, if there is none or it has changed. After an error it may have been removed.
 func (s *Store) ForgetIf(ctx context.Context, name string, seen Record) (forgotten bool, err error) {
 	if !seen.Found {
 		return false, nil

@@ -73,7 +73,7 @@ func (c *calls) send(x routed, l, rival *core.Locker, store *idempotency.Store) 
 
 func (c *calls) ofRoutes() {
 	l, rival := c.locker(), c.locker()
-	store, err := idempotency.New(c.rdb, idempotency.WithPrefix(c.env.Prefix+":routes"))
+	store, err := idempotency.New(c.rdb, idempotency.WithPrefix(c.env.Prefix))
 	require.NoError(c, err)
 	ok := func(http.ResponseWriter, *http.Request) {}
 	for _, x := range []routed{

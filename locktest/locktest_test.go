@@ -19,7 +19,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision, core.Preference]()
 
 func TestHold_IsAConflictUntilReleased(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {

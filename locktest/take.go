@@ -8,7 +8,7 @@ import (
 	"github.com/perkey-go/perkey/internal/reservation"
 )
 
-var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision, core.Preference]()
 
 // Hold acquires key for the rival, which holds it until release is called or the test ends. If the
 // key is held it waits, and fails the test if it does not get the key within ten seconds. release

@@ -15,6 +15,9 @@ const MaxPrefixLen = 64
 // DefaultPrefix is the prefix of names unless the user sets one.
 const DefaultPrefix = "perkey"
 
+// StorePrefix returns the prefix of an *idempotency.Store, which has no exported method for it. Package idempotency sets it.
+var StorePrefix func(store any) string
+
 // ValidPrefix reports whether names in Redis may begin with prefix: 1 to 64
 // bytes, without braces, which choose slots in a Cluster, white space and
 // control bytes.
