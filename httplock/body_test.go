@@ -253,8 +253,7 @@ func TestBody_StreamsAreNotParked(t *testing.T) {
 	}
 }
 
-// A body that middleware in front caps is refused where it would wait, and else is the
-// handler's to refuse.
+// A body that middleware in front caps is refused where it would wait, and else is the handler's to refuse.
 func TestBody_CappedInFront(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))

@@ -19,9 +19,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// Clients that park all that they can, with every default, do not fill a Redis of 100 MB: they are refused, and
-// the locks of the service go on.
-// It is long since it is one story.
+// Clients that park all that they can, with every default, do not fill a Redis of 100 MB: they are refused, and the
+// locks of the service go on. It is long since it is one story.
 func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
 	const clients = 32
 	body := strings.Repeat("x", 1<<20)

@@ -24,8 +24,7 @@ var credentialHeaders = []string{
 	"Dpop", "Client-Cert", "X-Forwarded-Client-Cert", "X-Client-Cert", "X-Ssl-Client-Cert", "Ssl-Client-Cert",
 }
 
-// credentials are requests' ways to say who sends them, with the options of a service
-// that knows all of them.
+// credentials are requests' ways to say who sends them, with the options of a service that knows all of them.
 func credentials() (carriers map[string]func(*http.Request), own httplock.Option) {
 	carriers = map[string]func(*http.Request){
 		"a certificate": func(r *http.Request) { r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}} },

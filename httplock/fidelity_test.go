@@ -43,9 +43,8 @@ func see(r *http.Request) seen {
 	}
 }
 
-// A handler sees the same request, and its client the same response, whether it
-// ran at once or was parked.
-// It is long since most of it is a table.
+// A handler sees the same request, and its client the same response, whether it ran at once or was parked. It is long
+// since most of it is a table.
 func TestReplay_ParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 	const maxBody = 1000
 	var zipped bytes.Buffer

@@ -22,8 +22,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// forged are headers by which a client might hope to pass for a replay, for
-// somebody else, or for another request.
+// forged are headers by which a client might hope to pass for a replay, for somebody else, or for another request.
 var forged = []string{
 	"Perkey-Replay", "X-Perkey-Replay", "Perkey-Replayed", "X-Perkey-Replayed", "Perkey-Id", "X-Perkey-Id", "Perkey-Ticket", "X-Perkey-Ticket",
 	"Perkey-Principal", "X-Perkey-Principal", "Perkey-Key", "X-Perkey-Key", "Perkey-Truncated", "X-Principal", "X-User", "X-Replay",

@@ -20,8 +20,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// A holder that lost its lease does not say what came of the request: the one that ran
-// it after does.
+// A holder that lost its lease does not say what came of the request: the one that ran it after does.
 func TestIdempotency_CrashLeavesTheRequestRunnable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)

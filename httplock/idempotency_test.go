@@ -236,8 +236,7 @@ func TestIdempotency_WhichResponsesAreKept(t *testing.T) {
 	require.NotContains(t, testbed.Do(h, withKey(t, testbed.OrderPath, "panics", "")).Header, "Idempotent-Replayed", "it runs again")
 }
 
-// An upstream that is guarded itself refuses so, and its client is to try again under the
-// same key.
+// An upstream that is guarded itself refuses so, and its client is to try again under the same key.
 func TestIdempotency_RefusalWithRetryAfterIsNotStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for status, kept := range map[int]bool{202: true, 303: true, 409: false, 413: false, 423: false} {

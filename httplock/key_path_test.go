@@ -17,8 +17,7 @@ import (
 )
 
 // However a client writes a path, a value has one key, and two values never have the same, whether the router decodes
-// path parameters or not.
-// It is long since most of it is tables.
+// path parameters or not. It is long since most of it is tables.
 func TestPathParams_AreDecodedOnce(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)

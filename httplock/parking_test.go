@@ -18,8 +18,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// parkingSite has a queue, a guard that parks on it, and a mux that
-// replays go through.
+// parkingSite has a queue, a guard that parks on it, and a mux that replays go through.
 type parkingSite struct {
 	*testbed.Fixture
 	queue *delayqueue.Queue

@@ -48,8 +48,7 @@ func (d *parkingSite) fill(t *testing.T, n int, opts ...httplock.Option) (locati
 	return locations
 }
 
-// replica starts a worker over another handler than the parkingSite's, until stop or the end of the
-// test.
+// replica starts a worker over another handler than the parkingSite's, until stop or the end of the test.
 func (d *parkingSite) replica(t *testing.T, h http.Handler, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
 	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
@@ -155,8 +154,7 @@ func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
 	require.ErrorIs(t, httplock.Replay(opaque(mustNotRun(t)), httplock.WithReplayReauthorize(nil))(t.Context(), m), core.ErrInvalidOption)
 }
 
-// Nothing is called to find out that a route is not guarded, or not there.
-// It is long since most of it is a table.
+// Nothing is called to find out that a route is not guarded, or not there. It is long since most of it is a table.
 func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)

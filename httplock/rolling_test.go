@@ -24,8 +24,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// rollout is a service of many replicas on one Redis, of two releases, and what happened in it.
-// The newer release
+// rollout is a service of many replicas on one Redis, of two releases, and what happened in it. The newer release
 //
 //   - adds /added/{id},
 //   - renames /legacy/{id} to /modern/{id},

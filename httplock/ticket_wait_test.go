@@ -90,9 +90,8 @@ func TestTicket_WhoseClientLeaves(t *testing.T) {
 	})
 }
 
-// A server that shuts down keeps nobody waiting, over HTTP/1.1 and HTTP/2; another one that has the same handler does. The worker has all of the
-// time that is left.
-// It is long since it is one story.
+// A server that shuts down keeps nobody waiting, over HTTP/1.1 and HTTP/2; another one that has the same handler
+// does. The worker has all of the time that is left. It is long since it is one story.
 func TestTicket_WaitsEndWhenTheServerShutsDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)

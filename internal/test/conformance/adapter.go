@@ -18,8 +18,7 @@ type Adapter struct {
 	// New builds the framework's engine, as its users would, without anything that
 	// App does not ask for. Each call builds a new one.
 	New func(App) http.Handler
-	// Error makes an error that the framework answers with a status, if its handlers
-	// return errors.
+	// Error makes an error that the framework answers with a status, if its handlers return errors.
 	Error func(status int) error
 	// Lacks says what the framework cannot do, and why. Nil: nothing.
 	Lacks map[Capability]string
@@ -29,11 +28,9 @@ type Adapter struct {
 type Capability string
 
 const (
-	// EngineWide says that middleware of the whole engine knows whether a route was
-	// matched.
+	// EngineWide says that middleware of the whole engine knows whether a route was matched.
 	EngineWide Capability = "engine-wide middleware knows the route"
-	// HandlerErrors says that handlers return errors, and the framework answers them
-	// with 500.
+	// HandlerErrors says that handlers return errors, and the framework answers them with 500.
 	HandlerErrors Capability = "handlers return errors"
 )
 
@@ -79,8 +76,7 @@ func (a Adapter) logging(said *testbed.Log) Adapter {
 
 // App is what an engine is built from.
 type App struct {
-	// Use is middleware of the whole engine, the outermost first. It is empty for a
-	// framework that lacks EngineWide.
+	// Use is middleware of the whole engine, the outermost first. It is empty for a framework that lacks EngineWide.
 	Use    []Step
 	Routes []Route
 }
@@ -118,8 +114,7 @@ type Lock struct {
 // in front of it, as a handler's does.
 type Middleware func(Context) error
 
-// Recovery is the framework's own middleware that makes 500 of a panic. If it has
-// none, Recover is in its place.
+// Recovery is the framework's own middleware that makes 500 of a panic. If it has none, Recover is in its place.
 type Recovery struct{}
 
 func (Lock) step()       {}
@@ -148,8 +143,7 @@ type Context struct {
 	// Writer and Request return the framework's, as they are at that time.
 	Writer  func() http.ResponseWriter
 	Request func() *http.Request
-	// Next runs the rest of the chain, once. Its error is the rest's, if handlers of
-	// the framework return one.
+	// Next runs the rest of the chain, once. Its error is the rest's, if handlers of the framework return one.
 	Next func() error
 }
 
@@ -163,8 +157,7 @@ func Recover(c Context) error {
 	return c.Next()
 }
 
-// NetHTTP is package httplock's adapter. Its responses are those that the others
-// are compared with.
+// NetHTTP is package httplock's adapter. Its responses are those that the others are compared with.
 func NetHTTP() Adapter {
 	return Adapter{
 		Name: "net/http",

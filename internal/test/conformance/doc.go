@@ -1,10 +1,9 @@
 // Package conformance checks that every adapter behaves as every other one does.
 //
-// An adapter puts an httplock.Middleware into a framework's chain. What clients and
-// handlers see is package httplock's, and an adapter must not change it. So there is
-// one suite: an adapter hands it an Adapter, which builds the framework's engine from
-// an App, and Run checks each behaviour over real HTTP. Responses to requests that were refused are compared with package
-// httplock's own, byte for byte but for what is random.
+// An adapter puts an httplock.Middleware into a framework's chain. What clients and handlers see is package
+// httplock's, and an adapter must not change it. So there is one suite: an adapter hands it an Adapter, which builds
+// the framework's engine from an App, and Run checks each behaviour over real HTTP. Responses to requests that were
+// refused are compared with package httplock's own, byte for byte but for what is random.
 //
 // # What an adapter must do
 //
@@ -35,11 +34,9 @@
 //
 // # A new adapter
 //
-// The toy in the tests is one: a router, an adapter for it and its registration, in
-// less than 100 lines without the router. A framework that cannot have a behaviour
-// lacks a Capability, and says why; there are no other exceptions. In the adapter's
-// package, a test named TestConformance calls Run; make conformance finds it and
-// prints the table.
+// The toy in the tests is one: a router, an adapter for it and its registration, in less than 100 lines without the
+// router. A framework that cannot have a behaviour lacks a Capability, and says why; there are no other exceptions.
+// In the adapter's package, a test named TestConformance calls Run; make conformance finds it and prints the table.
 //
 // # The suite itself
 //

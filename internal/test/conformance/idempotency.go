@@ -155,8 +155,7 @@ func madeTwice(t *fixture) {
 	}
 }
 
-// errorsStored: what the framework makes of a handler's error is its response, and is
-// made once.
+// errorsStored: what the framework makes of a handler's error is its response, and is made once.
 func errorsStored(t *fixture) {
 	b := t.setUp()
 	for name, test := range map[string]struct {
@@ -312,8 +311,7 @@ func samePayload(t *fixture) {
 	require.EqualValues(t, 2, runs.Load())
 }
 
-// inProgress: the same request again meets the guard's policy, and has the response if
-// it waits for it.
+// inProgress: the same request again meets the guard's policy, and has the response if it waits for it.
 func inProgress(t *fixture) {
 	b := t.setUp()
 	entered, gate := make(chan struct{}, 10), make(chan struct{})

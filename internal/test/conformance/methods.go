@@ -129,8 +129,7 @@ func skips(t *fixture) {
 	t.requireOK(resp)
 }
 
-// unmatched checks an app whose guard is for POST of the order, and needs Redis,
-// which is away.
+// unmatched checks an app whose guard is for POST of the order, and needs Redis, which is away.
 func unmatched(t *fixture, b *testbed.Fixture, app App) {
 	t.Helper()
 	s := t.serve(app)

@@ -104,8 +104,7 @@ type noValues struct{ context.Context }
 
 func (noValues) Value(any) any { return nil }
 
-// Each mutant fails what it breaks, and each behaviour is failed by a mutant: there
-// is no check that cannot fail.
+// Each mutant fails what it breaks, and each behaviour is failed by a mutant: there is no check that cannot fail.
 func TestMutantsFail(t *testing.T) {
 	failed := map[string]bool{}
 	all := maps.Clone(mutants)

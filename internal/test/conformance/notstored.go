@@ -106,8 +106,7 @@ func innerNotStored(t *fixture) {
 	require.EqualValues(t, 1, runs.Load())
 }
 
-// parkedOnce: a request that is parked is not parked again, and has its replay's
-// response when that was made.
+// parkedOnce: a request that is parked is not parked again, and has its replay's response when that was made.
 func parkedOnce(t *fixture) {
 	handler, runs := counted(func(w http.ResponseWriter, _ *http.Request) error {
 		w.Header().Set("Content-Type", "text/plain")

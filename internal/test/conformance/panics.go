@@ -88,8 +88,7 @@ func panicOfKey(t *fixture) {
 	passed.requireRestored(t)
 }
 
-// handlerError: what a handler returns is not for the guard, even if it looks like
-// an outcome of one.
+// handlerError: what a handler returns is not for the guard, even if it looks like an outcome of one.
 func handlerError(t *fixture) {
 	b := t.setUp(shortLease())
 	parking := &testbed.Parking{}

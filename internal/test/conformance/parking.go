@@ -28,8 +28,7 @@ type parkingSite struct {
 	queue *delayqueue.Queue
 }
 
-// openParking serves h at the order, behind a guard that parks, and whatever is
-// between the two.
+// openParking serves h at the order, behind a guard that parks, and whatever is between the two.
 func (t *fixture) openParking(h Handler, configure func(b *testbed.Fixture, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
 	return t.openParkingBehind(nil, h, configure, opts...)

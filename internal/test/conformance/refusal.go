@@ -216,8 +216,7 @@ func panicOf(f func()) (value any) {
 	return nil
 }
 
-// refusal is a request that does not get its handler's response. The key is held
-// unless the handler loses it.
+// refusal is a request that does not get its handler's response. The key is held unless the handler loses it.
 type refusal struct {
 	name    string
 	policy  core.ConflictPolicy

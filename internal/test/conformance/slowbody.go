@@ -42,8 +42,7 @@ type slowClient struct {
 	finish func()
 }
 
-// slowly posts body to the order: the first bytes at once, and then one each 20 ms, or none
-// if it stalls.
+// slowly posts body to the order: the first bytes at once, and then one each 20 ms, or none if it stalls.
 func (t *fixture) slowly(s *site, body string, first int, stalls bool) slowClient {
 	t.Helper()
 	reader, writer := io.Pipe()
@@ -214,8 +213,7 @@ func lateBody(t *fixture) {
 	}
 }
 
-// lateRest: a handler that reads more than was read before its key does not have it for as
-// long as the client likes.
+// lateRest: a handler that reads more than was read before its key does not have it for as long as the client likes.
 func lateRest(t *fixture) {
 	b := t.setUp()
 	for _, stalls := range []bool{false, true} {
@@ -252,8 +250,7 @@ func lateRest(t *fixture) {
 	}
 }
 
-// bodyInTime: a limit that was kept leaves no trace, neither in the handler's ctx nor on the
-// connection.
+// bodyInTime: a limit that was kept leaves no trace, neither in the handler's ctx nor on the connection.
 func bodyInTime(t *fixture) {
 	const limit = 3 * shortBodyTime // a busy machine sends in less
 	b := t.setUp()

@@ -18,8 +18,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// toy is a router whose handlers share a context, as gin's, and return errors, as
-// echo's.
+// toy is a router whose handlers share a context, as gin's, and return errors, as echo's.
 type toy struct {
 	mux http.ServeMux
 	use []toyHandler

@@ -33,8 +33,7 @@ func Rights(t testing.TB, uses ...string) (rights []string) {
 	return rights
 }
 
-// rightsTable reads the table: a line of it has a use and its rights, or more rights of
-// the use above.
+// rightsTable reads the table: a line of it has a use and its rights, or more rights of the use above.
 func rightsTable(t testing.TB) map[string][]string {
 	t.Helper()
 	const name = "docs/operations.md"
@@ -92,8 +91,7 @@ func Denied(t testing.TB, admin redis.UniversalClient) (objects []string) {
 	return objects
 }
 
-// RequireUsed requires that the server has run every command of these rights, but for
-// those that are seldom used.
+// RequireUsed requires that the server has run every command of these rights, but for those that are seldom used.
 func RequireUsed(t testing.TB, admin *redis.Client, rights []string, seldom map[string]string) {
 	t.Helper()
 	stats := admin.Info(t.Context(), "commandstats").Val()

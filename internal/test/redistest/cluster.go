@@ -19,9 +19,8 @@ type Cluster struct {
 // clusterSlots is how many slots there are.
 const clusterSlots = 16384
 
-// StartCluster starts a Redis Cluster of primaries that share the slots equally,
-// with as many replicas each, and returns when it serves and every replica has a
-// copy. Its processes end with the test.
+// StartCluster starts a Redis Cluster of primaries that share the slots equally, with as many replicas each, and
+// returns when it serves and every replica has a copy. Its processes end with the test.
 func StartCluster(t testing.TB, primaries, replicasEach int) *Cluster {
 	t.Helper()
 	RequireServer(t)
@@ -150,8 +149,7 @@ func knows(rdb *redis.Client, ids []string) bool {
 		!slices.ContainsFunc(ids, func(id string) bool { return !strings.Contains(nodes, id) })
 }
 
-// serves reports whether a node takes commands, and sees every primary with its
-// replicas.
+// serves reports whether a node takes commands, and sees every primary with its replicas.
 func serves(rdb *redis.Client, primaries, replicasEach int) bool {
 	info, err := rdb.ClusterInfo(context.Background()).Result()
 	if err != nil || !strings.Contains(info, "cluster_state:ok") {

@@ -17,8 +17,7 @@ import (
 // Logged are the arguments of a server that has a Log.
 var Logged = []string{"--appendonly", "yes", "--appendfsync", "no", "--aof-use-rdb-preamble", "no", "--auto-aof-rewrite-percentage", "0"}
 
-// AwaitLog waits until the server's log has all that came with its latest copy of another
-// server's data.
+// AwaitLog waits until the server's log has all that came with its latest copy of another server's data.
 func (s *Server) AwaitLog(t testing.TB) {
 	t.Helper()
 	Eventually(t, func() bool {
@@ -27,10 +26,9 @@ func (s *Server) AwaitLog(t testing.TB) {
 	}, "a whole log")
 }
 
-// Log calls each with the commands in the server's append-only files: what it has written of
-// its own and what its primary has sent, as effects of scripts, since its latest copy of a
-// primary's data and with what was in that. The server has it in the file before its client
-// has the reply.
+// Log calls each with the commands in the server's append-only files: what it has written of its own and what its
+// primary has sent, as effects of scripts, since its latest copy of a primary's data and with what was in that. The
+// server has it in the file before its client has the reply.
 func (s *Server) Log(t testing.TB, each func(command []string)) {
 	t.Helper()
 	var files []string

@@ -97,8 +97,7 @@ func (m *Migration) Finish(t testing.TB) {
 	}
 }
 
-// Empty gives all slots of a primary, which must hold no keys, to another one: it serves none from
-// then on.
+// Empty gives all slots of a primary, which must hold no keys, to another one: it serves none from then on.
 func (c *Cluster) Empty(t testing.TB, from, to *Server) {
 	t.Helper()
 	rdb := to.client(t)
@@ -125,8 +124,7 @@ func (c *Cluster) Empty(t testing.TB, from, to *Server) {
 	}
 }
 
-// Reshard has redis-cli move the first slot of one primary to another, as operators do, with
-// further options.
+// Reshard has redis-cli move the first slot of one primary to another, as operators do, with further options.
 func (c *Cluster) Reshard(t testing.TB, from, to *Server, options ...string) {
 	t.Helper()
 	path, err := exec.LookPath("redis-cli")

@@ -8,9 +8,8 @@ import (
 	"sync"
 )
 
-// Ports are taken below those that the kernel gives to outgoing connections, so
-// that a server that was killed finds its port free again. The cluster bus of a
-// server listens busOffset above it.
+// Ports are taken below those that the kernel gives to outgoing connections, so that a server that was killed finds
+// its port free again. The cluster bus of a server listens busOffset above it.
 const (
 	loopback  = "127.0.0.1"
 	firstPort = 11000
@@ -23,8 +22,7 @@ var ports struct {
 	taken map[int]bool
 }
 
-// freePort returns a port that this test binary has not used before, and whose
-// bus port is free too.
+// freePort returns a port that this test binary has not used before, and whose bus port is free too.
 func freePort() (int, error) {
 	ports.Lock()
 	defer ports.Unlock()

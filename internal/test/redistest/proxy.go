@@ -11,8 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Proxy stands between a client and a Redis and breaks what passes. It is safe
-// for concurrent use.
+// Proxy stands between a client and a Redis and breaks what passes. It is safe for concurrent use.
 type Proxy struct {
 	Addr string
 
@@ -63,17 +62,15 @@ func (p *Proxy) LoseReply(lose func(request []byte) bool) {
 	p.loseReply = lose
 }
 
-// LoseRequest cuts the connection in place of each request for which lose says so.
-// Nil stops that.
+// LoseRequest cuts the connection in place of each request for which lose says so. Nil stops that.
 func (p *Proxy) LoseRequest(lose func(request []byte) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.loseRequest = lose
 }
 
-// Blackhole swallows what goes in these directions, and cuts nothing: who waits
-// for it is not told. Zero stops that for new connections; one that lost something
-// stays silent in that direction until it is closed.
+// Blackhole swallows what goes in these directions, and cuts nothing: who waits for it is not told. Zero stops that
+// for new connections; one that lost something stays silent in that direction until it is closed.
 func (p *Proxy) Blackhole(d Direction) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,8 +85,7 @@ func (p *Proxy) Delay(delay func() time.Duration) {
 	p.delay = delay
 }
 
-// DropReply keeps from the client what Redis sends when drop says so, and cuts
-// nothing. Nil stops that.
+// DropReply keeps from the client what Redis sends when drop says so, and cuts nothing. Nil stops that.
 func (p *Proxy) DropReply(drop func(reply []byte) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -31,9 +31,8 @@ const RequireVar = "PERKEY_REQUIRE_REDIS"
 // not set), on the embedded one, "embedded", and then what needs a real one is skipped, or on "both".
 const ChoiceVar = "PERKEY_TEST_REDIS"
 
-// Main is the body of TestMain: it runs the tests, says which Redis they used,
-// and fails if a goroutine is left. Each of after is called when the tests have ended, and
-// an error of it makes them fail.
+// Main is the body of TestMain: it runs the tests, says which Redis they used, and fails if a goroutine is left. Each
+// of after is called when the tests have ended, and an error of it makes them fail.
 func Main(m *testing.M, after ...func() error) {
 	path, version := find()
 	switch choice := os.Getenv(ChoiceVar); {

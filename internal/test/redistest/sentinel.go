@@ -17,8 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Sentinel is one primary with two replicas, watched by three sentinels. Its
-// methods are for one goroutine.
+// Sentinel is one primary with two replicas, watched by three sentinels. Its methods are for one goroutine.
 type Sentinel struct {
 	servers   []*Server
 	sentinels []*Server
@@ -195,8 +194,7 @@ func (s *Sentinel) AwaitOther(t testing.TB, old *Server) (primary *Server) {
 	return s.Primary(t)
 }
 
-// writeConfigs tells the sentinels of the replicas and of one another, so that
-// they need not wait for announcements.
+// writeConfigs tells the sentinels of the replicas and of one another, so that they need not wait for announcements.
 func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Server) {
 	t.Helper()
 	ids := make([]string, len(s.sentinels))
@@ -231,10 +229,9 @@ func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Serve
 	}
 }
 
-// hasten has a sentinel ping and ask more often, so that it can take a silent server
-// for dead after downAfter and never one that is well. (Five ping periods are how
-// old its news of a replica may be, and it asks for some once a second.) Before Redis 7
-// it takes some seconds longer to fail over.
+// hasten has a sentinel ping and ask more often, so that it can take a silent server for dead after downAfter and
+// never one that is well. (Five ping periods are how old its news of a replica may be, and it asks for some once a
+// second.) Before Redis 7 it takes some seconds longer to fail over.
 func hasten(t testing.TB, sentinel *Server, downAfter time.Duration) {
 	t.Helper()
 	rdb := sentinel.client(t)
@@ -244,8 +241,7 @@ func hasten(t testing.TB, sentinel *Server, downAfter time.Duration) {
 	}
 }
 
-// couldFailOver reports whether the sentinel sees enough of the others, and
-// replicas that have a copy.
+// couldFailOver reports whether the sentinel sees enough of the others, and replicas that have a copy.
 func couldFailOver(sentinel *Server, replicas int) bool {
 	rdb := redis.NewSentinelClient(&redis.Options{Addr: sentinel.Addr})
 	defer func() { _ = rdb.Close() }()

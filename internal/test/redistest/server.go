@@ -52,8 +52,7 @@ func StartTLS(t testing.TB, args ...string) (s *Server, addr string) {
 	return Start(t, append([]string{"--tls-port", strconv.Itoa(port)}, args...)...), net.JoinHostPort(loopback, strconv.Itoa(port))
 }
 
-// Debug are the arguments of a server that runs DEBUG. Redis 6.2 does so anyway, and does
-// not know them.
+// Debug are the arguments of a server that runs DEBUG. Redis 6.2 does so anyway, and does not know them.
 func Debug() []string {
 	if isVersion("6.") {
 		return nil
@@ -105,8 +104,7 @@ func plan(dir string, args ...string) (*Server, error) {
 	}, nil
 }
 
-// client returns a client of this server alone, which does not try again. It is
-// closed with the test.
+// client returns a client of this server alone, which does not try again. It is closed with the test.
 func (s *Server) client(t testing.TB) *redis.Client {
 	t.Helper()
 	if s.rdb == nil {
@@ -194,8 +192,7 @@ func (s *Server) ended() bool {
 	}
 }
 
-// answers reports whether this process serves its port, and not one that was
-// quicker to take it.
+// answers reports whether this process serves its port, and not one that was quicker to take it.
 func (s *Server) answers(rdb *redis.Client) bool {
 	if rdb.Ping(context.Background()).Err() != nil {
 		return false

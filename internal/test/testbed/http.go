@@ -101,8 +101,7 @@ func Send(client *http.Client, r *http.Request) (Answer, error) {
 	return Answer{resp.StatusCode, resp.Header, string(content)}, errors.Join(err, resp.Body.Close())
 }
 
-// RequireProblem checks a whole problem document, and whether it says when to try
-// again.
+// RequireProblem checks a whole problem document, and whether it says when to try again.
 func RequireProblem(t testing.TB, resp Answer, status int, kind string, retry bool) {
 	t.Helper()
 	require.Equal(t, status, resp.Status, resp.Body)

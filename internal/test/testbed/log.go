@@ -14,8 +14,7 @@ type Log struct {
 	out bytes.Buffer
 }
 
-// CaptureLog has slog's default logger write to the Log until the end of the test, which
-// must not be parallel.
+// CaptureLog has slog's default logger write to the Log until the end of the test, which must not be parallel.
 func CaptureLog(t testing.TB) *Log {
 	t.Helper()
 	l := &Log{}

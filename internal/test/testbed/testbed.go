@@ -1,6 +1,5 @@
-// Package testbed is what tests of guarded HTTP services stand on: a locker that
-// tells what it sees, a rival that takes keys away from it, and a client that
-// reads whole responses.
+// Package testbed is what tests of guarded HTTP services stand on: a locker that tells what it sees, a rival that
+// takes keys away from it, and a client that reads whole responses.
 package testbed
 
 import (
@@ -69,8 +68,7 @@ func New(t testing.TB, env *redistest.Env, opts ...core.Option) *Fixture {
 	return On(t, env.Client(t), env.Prefix, opts...)
 }
 
-// NewFragile makes a Fixture on an embedded Redis that the test may break. Its client
-// is FragileClient's.
+// NewFragile makes a Fixture on an embedded Redis that the test may break. Its client is FragileClient's.
 func NewFragile(t testing.TB) (*Fixture, *embedded.Server) {
 	t.Helper()
 	server, err := embedded.Start()
@@ -79,9 +77,8 @@ func NewFragile(t testing.TB) (*Fixture, *embedded.Server) {
 	return On(t, FragileClient(t, server.Addr()), "t"), server
 }
 
-// FragileClient returns a client that fails at once, and leaves no goroutine that
-// dials a dead server: go-redis starts one after as many failures as its pool is
-// large.
+// FragileClient returns a client that fails at once, and leaves no goroutine that dials a dead server: go-redis
+// starts one after as many failures as its pool is large.
 func FragileClient(t testing.TB, addr string) *redis.Client {
 	t.Helper()
 	return redistest.Client(t, &redis.Options{Addr: addr, PoolSize: 1000, MaxRetries: -1, DialerRetries: 1})
@@ -108,8 +105,7 @@ func NewLocker(t testing.TB, rdb redis.UniversalClient, opts ...core.Option) *co
 	return l
 }
 
-// Hold takes the order's key away, until the end of the test or of release, which
-// may be called twice.
+// Hold takes the order's key away, until the end of the test or of release, which may be called twice.
 func (b *Fixture) Hold(t testing.TB) (release func()) {
 	t.Helper()
 	return b.HoldKey(t, OrderKey)
