@@ -202,8 +202,8 @@ func (w *workerSection) most() time.Duration {
 
 // Shutdown stops the workers, waits for the holders of keys, removes the process's report from
 // Redis, and closes the Redis client, unless WithClient gave it. Call it after the HTTP server's
-// Shutdown. When ctx ends it stops waiting for work, as the Shutdown of the Locker and the Stop of
-// workers do, and returns ctx's error. It waits for all goroutines, and may be called twice.
+// Shutdown. When ctx ends, so do the contexts of that work, as with the Locker's Shutdown and workers'
+// Stop, and it returns ctx's error. It waits for all handlers, so none may call it. It may be called twice.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
 	rt.mu.Lock()
 	rt.close()

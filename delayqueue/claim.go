@@ -54,6 +54,8 @@ type fetcher struct {
 }
 
 func (w *fetcher) run() {
+	own, _ := goroutine()
+	w.fetching.Store(own, nil)
 	// The claims of a fetcher are numbered: one that reaches Redis after a later one claims nothing.
 	session, number, token := ident.Random(8), 0, ""
 	failures, unanswered := 0, 0 // in a row

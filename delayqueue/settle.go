@@ -110,22 +110,18 @@ func (w *Worker) await(s *settling) bool {
 		return true
 	case <-w.ctx.Done():
 	}
-	timer := time.NewTimer(stopTimeout)
-	defer timer.Stop()
 	select {
 	case <-s.done:
 		return true
-	case <-timer.C:
+	case <-time.After(stopTimeout):
 		return false
 	}
 }
 
 // sleep waits for d. It reports false when Stop's time is over.
 func (w *Worker) sleep(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-w.ctx.Done():
 		return false

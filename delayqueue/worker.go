@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -53,6 +54,7 @@ type Worker struct {
 	poison      atomic.Int64  // messages that run, or are about to, and may be poison: beside them nothing is claimed ahead
 	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
 	handlers    sync.WaitGroup
+	fetching    sync.Map // the numbers of goroutines that start those of handlers
 	claims      claims
 	handedBack  handedBack
 	paused      atomic.Bool
@@ -177,10 +179,12 @@ func (w *Worker) Start() error {
 }
 
 // Stop makes the Worker claim no more messages, and waits for those that run. If ctx ends first,
-// the ctx of their handlers is cancelled with [ErrStopped] as its cause, Stop waits for up to 2 s more,
-// and returns ctx's error. Messages that handlers left unfinished go back to the queue without having spent
-// an attempt. No goroutine is left but of handlers that have not returned by then, such as one that calls
-// Stop itself: call it again elsewhere to wait for them.
+// the ctx of their handlers is cancelled with [ErrStopped] as its cause, and Stop goes on waiting
+// for them to return. Messages that they left unfinished go back to the queue without having spent
+// an attempt, and Stop returns ctx's error. No goroutine is left when it returns.
+//
+// A handler of this Worker may call it, on its own goroutine or with its ctx. Stop cannot wait for that
+// one, so it returns when ctx ends: give it one that does, and call Stop again elsewhere to wait.
 //
 // Stop may be called before Start, more than once, and from several goroutines: each call waits,
 // and the first ctx to end counts for all.
@@ -209,19 +213,29 @@ func (w *Worker) Stop(ctx context.Context) error {
 		}
 	}
 	w.cancel(fmt.Errorf("delayqueue: %w", ErrStopped))
-	if err == nil {
+	if err == nil || !w.isHandler(ctx) {
 		<-w.done
-		return nil
-	}
-	select {
-	case <-w.done:
-	case <-time.After(stopGrace):
 	}
 	return err
 }
 
-// stopGrace is how long Stop waits, when its ctx has ended, for handlers that are told to return.
-const stopGrace = 2 * time.Second
+// isHandler reports whether one of the Worker's handlers calls. All run on goroutines that a fetcher started.
+func (w *Worker) isHandler(ctx context.Context) bool {
+	r, _ := ctx.Value(resultKey{}).(*resultHolder)
+	_, parent := goroutine()
+	_, started := w.fetching.Load(parent)
+	return started || r != nil && r.worker == w
+}
+
+// goroutine returns the numbers of this goroutine and of the one that started it, as a stack has them.
+func goroutine() (own, parent string) {
+	stack := make([]byte, 64<<10) // of the inner and outer 50 functions
+	text := string(stack[:runtime.Stack(stack, false)])
+	own, _, _ = strings.Cut(strings.TrimPrefix(text, "goroutine "), " ")
+	const by = " in goroutine "
+	parent, _, _ = strings.Cut(text[strings.LastIndex(text, by)+len(by):], "\n")
+	return own, parent
+}
 
 // run has the Worker's goroutines: serve → drain what was claimed → end the helpers. It returns after all of them.
 func (w *Worker) run() {
