@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
@@ -30,9 +29,9 @@ type Lease struct {
 	ending  // of leaseContext
 	granted schedule.Instant
 	*leaseExtra
-	reserved bool           // the key was reserved when it was granted
-	state    leaseState     // guarded by grant.locker.leases.mu
-	told     sync.WaitGroup // until the observer was told that it is lost
+	reserved bool          // the key was reserved when it was granted
+	state    leaseState    // guarded by grant.locker.leases.mu
+	told     chan struct{} // of a lost one: closed when the observer was told
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -267,6 +266,10 @@ func (l *Lease) release(ctx context.Context, now time.Time, briefly bool) (was l
 	return was, err
 }
 
+// toldWithin is how long a release waits for an observer that is being told of the loss. One that waits for the holder would
+// wait forever.
+const toldWithin = 100 * time.Millisecond
+
 // released tells the observer of a release, and returns the error of Release.
 func (l *Lease) released(was leaseState, err error, now time.Time) error {
 	owner := l.grant.locker
@@ -274,7 +277,12 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return err
 	}
 	if was == leaseLost {
-		l.told.Wait()
+		timer := time.NewTimer(toldWithin)
+		defer timer.Stop()
+		select {
+		case <-l.told:
+		case <-timer.C:
+		}
 		// The ctx may have ended before, with its caller's cause.
 		if cause := context.Cause(l.Context()); errors.Is(cause, ErrLeaseLost) {
 			err = cause

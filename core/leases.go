@@ -308,7 +308,7 @@ func (t *leaseTable) markLost(g *grant) ended {
 	t.remove(g, leaseLost)
 	if g.lease != nil {
 		g.lease.state = leaseLost
-		g.lease.told.Add(1)
+		g.lease.told = make(chan struct{})
 	}
 	return ended{g, g.lease}
 }

@@ -256,6 +256,6 @@ func (l *Locker) end(g *grant, lease *Lease, cause error) {
 	if lease != nil {
 		e := Lost{Key: g.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause}
 		observing.TellAside(lease.Context(), nil, "core", func() { l.observer.OnLost(lease.Context(), e) })
-		lease.told.Done()
+		close(lease.told)
 	}
 }

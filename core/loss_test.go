@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -106,13 +107,21 @@ func TestObserver_PanicsOnTheLockersGoroutinesDoNoHarm(t *testing.T) {
 func TestObserver_IsToldOfALossBeforeTheReleaseReturns(t *testing.T) {
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 		seen := losses{told: make(chan core.Lost)}
-		lease, err := lockerOn(t, nodes[0].client(t), "p", core.WithObserver(seen)).TryAcquire(t.Context(), "k", core.MaxHold(time.Second))
+		l := lockerOn(t, nodes[0].client(t), "p", core.WithObserver(seen))
+		lease, err := l.TryAcquire(t.Context(), "k", core.MaxHold(time.Second))
 		require.NoError(t, err)
 		released := make(chan error, 1)
 		context.AfterFunc(lease.Context(), func() { released <- lease.Release(t.Context()) })
-		time.Sleep(2 * time.Second)
+		<-lease.Context().Done()
+		synctest.Wait()
 		require.Empty(t, released)
 		<-seen.told
 		require.ErrorIs(t, <-released, core.ErrLeaseLost)
+
+		lease, err = l.TryAcquire(t.Context(), "j", core.MaxHold(time.Second))
+		require.NoError(t, err)
+		<-lease.Context().Done()
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+		<-seen.told // an observer that waits for the holder does not keep it
 	})
 }

@@ -29,7 +29,8 @@ type Observer interface {
 	OnWaiting(ctx context.Context, e Waiting)
 	// OnReleased is called when a lease was released by its holder, or detached.
 	OnReleased(ctx context.Context, e Released)
-	// OnLost is called when a lease ended before it was released, and before its Release returns.
+	// OnLost is called when a lease ended before it was released. Its Release waits for that a
+	// little, so that what is added to the span of a request is there in time.
 	OnLost(ctx context.Context, e Lost)
 	// OnUnclaimed is called when a grant comes after its call has left, which its outcome does not tell: the key is released at
 	// once. Many of them mean that Redis is slower than callers wait.
