@@ -44,7 +44,8 @@ func StartClocked(t testing.TB, args ...string) *Server {
 }
 
 // SetClock sets the clock of a server that StartClocked started: from now on it is ahead of this machine's by so much,
-// or behind it if ahead is negative. It runs on from there, also across a restart.
+// or behind it if ahead is negative. It runs on from there, also across a restart. Valkey 9.1 reads its clock once a millisecond,
+// so SetClock returns when the server tells the new time.
 func (s *Server) SetClock(t testing.TB, ahead time.Duration) {
 	t.Helper()
 	file, err := os.OpenFile(s.clock, os.O_WRONLY|os.O_CREATE, 0o600) // kept as it is: the server maps it
@@ -52,4 +53,12 @@ func (s *Server) SetClock(t testing.TB, ahead time.Duration) {
 	_, err = file.Write(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds()))) // one write: never half an offset
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
+	if s.done == nil {
+		return // it has not started
+	}
+	Eventually(t, func() bool {
+		from := time.Now().Add(ahead - time.Millisecond)
+		now, err := s.client(t).Time(t.Context()).Result()
+		return err == nil && now.After(from) && now.Before(time.Now().Add(ahead+time.Millisecond))
+	}, "a server that tells the new time")
 }
