@@ -269,17 +269,22 @@ func TestHandBack_MessagesWithOthersBehindThemCostLittle(t *testing.T) {
 
 func (m idleMessages) known(t *testing.T) {
 	t.Helper()
-	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepth(1<<20))
-	m.fill(b, b.queue)
-	var calls atomic.Int64
-	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
-		calls.Add(1)
-		return handsBack(ctx, m)
-	}, noCheck)
+	b, calls, count := m.handedBack(t, noCheck)
 	require.Eventually(t, func() bool { return calls.Load() >= int64(cmp.Or(m.keys, m.n)) }, 5*time.Minute, time.Millisecond)
 	before := count.Load()
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load()-before)
+}
+
+// handedBack starts a worker whose handler hands them back, and counts its calls and the worker's commands.
+func (m idleMessages) handedBack(t *testing.T, check delayqueue.WorkerOption) (b *bench, calls, count *atomic.Int64) {
+	t.Helper()
+	b, calls = setup(t, redistest.Real(t), delayqueue.WithMaxDepth(1<<20)), new(atomic.Int64)
+	m.fill(b, b.queue)
+	return b, calls, b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
+		calls.Add(1)
+		return handsBack(ctx, m)
+	}, check)
 }
 
 // Of those that a check knows only the first few cost a lock.
@@ -290,13 +295,7 @@ func TestHandBack_MessagesThatACheckKnowsCostLittle(t *testing.T) {
 
 func (m idleMessages) checked(t *testing.T) {
 	t.Helper()
-	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepth(1<<20))
-	m.fill(b, b.queue)
-	var calls atomic.Int64
-	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
-		calls.Add(1)
-		return handsBack(ctx, m)
-	}, delayqueue.WithCheck(checkForeign))
+	b, calls, count := m.handedBack(t, delayqueue.WithCheck(checkForeign))
 	time.Sleep(m.length)
 	require.LessOrEqual(t, calls.Load(), int64(10))
 	m.requireCheap(b, count.Load())
