@@ -34,9 +34,9 @@ func depthOf(rdb redis.UniversalClient) int {
 // dead letters again as much, so that a partition takes twice this bound.
 //
 // A message counts as its payload and a quarter more, since Redis rounds up, and some 500 to 700
-// bytes. Long keys, ids and principals count once for each place in which they are stored. The
-// cause of a failed attempt counts too; without room it is not stored. A message that has ended
-// counts as some 150 to 200 bytes and its result.
+// bytes, with long keys, ids and principals once for each place in which they are stored, and with
+// the cause of a failed attempt if there is room for it. One that has ended counts as some 150 to
+// 200 bytes and its result. That is 0.9 to 3 times what servers use: most on Valkey, for short messages.
 //
 // Of what has ended, what has no room is forgotten before its [WithRetention] is over, the oldest
 // first: results, then ids that the queue made, and last those that callers gave ([Job].ID); results

@@ -136,7 +136,7 @@ local function remember()
   for n, list in ipairs(endings) do
     local fields, more, room = {}, 0, most(n)
     for i = 1, #list, 2 do
-      local size = ending_size(#list[i] + #list[i + 1])
+      local size = 24 + ending_size(#list[i] + #list[i + 1]) -- a hash beside none of its message's
       if n == 1 and #fields > 0 and more + size > room / 3 then
         put(n, fields, more)
         trim()
