@@ -73,8 +73,7 @@ func testFailovers(t *testing.T, failovers int) {
 	}
 }
 
-// A new primary that this process cannot reach, while it reaches the old one, is no reason
-// to trust what the old one renews.
+// A new primary that this process cannot reach, while it reaches the old one, is no reason to trust what the old one renews.
 func TestFailover_AFailoverThatCannotBeFollowedIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)

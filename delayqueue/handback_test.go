@@ -233,8 +233,7 @@ type idleMessages struct {
 // make soak-queue has more of them, for longer.
 var fewIdle = idleMessages{n: 3000, length: 7 * time.Second}
 
-// From the first look at them on, the worker takes no lock for messages that were sealed
-// under a key that it does not have.
+// From the first look at them on, the worker takes no lock for messages that were sealed under a key that it does not have.
 func TestHandBack_MessagesUnderAnUnknownKeyCostLittle(t *testing.T) {
 	t.Parallel() // it waits, and counts its own commands
 	fewIdle.underAnUnknownKey(t)

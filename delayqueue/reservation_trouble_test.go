@@ -210,8 +210,7 @@ func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
 	})
 }
 
-// Nobody listens while the last message of a key is cancelled: between two workers, or
-// while the subscription is down.
+// Nobody listens while the last message of a key is cancelled: between two workers, or while the subscription is down.
 func TestReservation_AKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
