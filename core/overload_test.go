@@ -4,17 +4,20 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/mutant"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/internal/test/throttle"
 )
 
@@ -108,6 +111,63 @@ func TestOverload_MutantsAreCaught(t *testing.T) {
 		{Name: "batches are as large on a slow server", File: overload, Old: "int64(promptly)", New: "int64(promptly)*map[bool]int64{false: 1, true: 1000}[%s]"},
 		{Name: "what is too late is sent", File: overload, Old: "return !c.until.IsZero()", New: "return !%s && !c.until.IsZero()"},
 		{Name: "releases wait for their turn", File: command, Old: "return c.script != acquireScript", New: "return !%s && c.script != acquireScript"},
-		{Name: "nobody is told", File: command, Old: "if reply.Granted {\n\t\t\td.events.Unclaimed", New: "if reply.Granted && !%s {\n\t\t\td.events.Unclaimed"},
+		{Name: "nobody is told", File: "waiters.go", Old: "if unclaimed {", New: "if unclaimed && !%s {"},
 	}, "^TestOverload_RedisWorks")
+}
+
+// A call that got its key by a message has it, whatever its older request is answered.
+func TestUnclaimed_NotWhatAMessageGave(t *testing.T) {
+	env := redistest.Real(t)
+	rdb, sent, late := env.Client(t), make(chan struct{}), make(chan struct{})
+	var asks atomic.Int32
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		if isScript(cmd, "acquire") && strings.HasSuffix(cmd.Args()[3].(string), ":k") && asks.Add(1) == 2 {
+			<-sent
+			defer close(late)
+		}
+		return next()
+	}})
+	lost := &unclaimed{}
+	l := lockerOn(t, rdb, env.Prefix, core.WithObserver(lost))
+	warm(t, l)
+	listening(t, l)
+	first := testbed.Take(t, newLocker(t, env), "k")
+	got := make(chan *core.Lease, 1)
+	go func() {
+		lease, err := l.Acquire(t.Context(), "k")
+		assert.NoError(t, err)
+		got <- lease
+	}()
+	queued(t, env, "k", 1)
+	redistest.Eventually(t, func() bool { l.LookAgain(); return asks.Load() == 2 }, "it asks again")
+	require.NoError(t, first.Release(t.Context()))
+	lease := <-got
+	close(sent)
+	<-late
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, l.Shutdown(t.Context()))
+	require.Zero(t, lost.n.Load())
+}
+
+func TestUnclaimed_OfAQuorumIsToldOnce(t *testing.T) {
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		var clients []redis.UniversalClient
+		for _, n := range nodes {
+			clients = append(clients, n.distant(t, 50*time.Millisecond))
+		}
+		lost := &unclaimed{}
+		l, err := core.NewQuorum(clients, core.WithObserver(lost))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, l.Close()) }()
+		warmAll(t, l, nodes)
+		for i := range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			_, err = l.Acquire(ctx, strconv.Itoa(i))
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		time.Sleep(time.Second)
+		require.Positive(t, lost.n.Load())
+		require.LessOrEqual(t, lost.n.Load(), int64(10)) // what is not sent yet when its call leaves is not granted
+	})
 }

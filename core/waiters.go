@@ -269,8 +269,12 @@ func (c *waiter) unanswered(req *waitqueue.Request, f waitqueue.Failure) {
 func (w *waiters) orphaned(key, token string, reply store.AcquireReply) {
 	w.mu.Lock()
 	q := w.queueOf(key, store.LimitOf(token))
+	unclaimed := reply.Granted && !q.Claimed(token, reply.Fence)
 	late := w.apply(q, nil, q.Orphaned(token, reply.Fence, reply.Latest, reply.Server))
 	w.mu.Unlock()
+	if unclaimed {
+		(*storeEvents)(w.locker).Unclaimed(key)
+	}
 	if reply.Granted {
 		w.locker.releaseLate(key, late)
 	}

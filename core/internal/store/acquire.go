@@ -143,7 +143,8 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 	}
 	defer d.recycle(cmd)
 	n, err := integers(r.val, 4)
-	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(records) {
+	grants := grantsOf(n, len(records))
+	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && grants == nil {
 		err = errShape
 	}
 	switch {
@@ -162,10 +163,18 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 		d.undo(cmd, r)
 		return reply, err
 	}
-	for i := range records {
-		reply.Grants = append(reply.Grants, AcquireReply{Granted: true, Fence: n[1+2*i], Waiting: n[2+2*i] == 1})
+	return AcquireAllReply{Grants: grants}, nil
+}
+
+// grantsOf returns the grants in a reply of acquireall.lua, or nil if there are none.
+func grantsOf(n []int64, keys int) (grants []AcquireReply) {
+	if len(n) < 1+2*keys || n[0] != 1 {
+		return nil
 	}
-	return reply, nil
+	for i := range keys {
+		grants = append(grants, AcquireReply{Granted: true, Fence: n[1+2*i], Waiting: n[2+2*i] == 1})
+	}
+	return grants
 }
 
 func (d *deployment) Admit(record, leader string, fence int64, followers []Follower, done func(fences []int64, err error)) {

@@ -145,17 +145,16 @@ func (d *deployment) undo(c *command, r result) {
 	case c.token == "" || c.fresh && Unsent(r.err) || (c.fresh || c.records != nil) && notSignedIn(r.err):
 	case c.records == nil:
 		reply, _ := parseAcquire(r)
-		if reply.Granted {
-			d.events.Unclaimed(d.key(c))
-		}
 		d.events.Orphaned(d.key(c), c.token, reply)
 	default:
 		n, _ := integers(r.val, 1)
-		for _, record := range c.records {
-			if len(n) > 0 && n[0] == 1 {
-				d.events.Unclaimed(KeyOf(d.prefix, record))
+		grants := grantsOf(n, len(c.records))
+		for i, record := range c.records {
+			reply := AcquireReply{}
+			if grants != nil {
+				reply = grants[i]
 			}
-			d.events.Orphaned(KeyOf(d.prefix, record), c.token, AcquireReply{})
+			d.events.Orphaned(KeyOf(d.prefix, record), c.token, reply)
 		}
 	}
 }

@@ -26,6 +26,7 @@ type quorumAttempt struct {
 	votes   votes
 	closed  bool // the vote is over
 	over    bool // the token is to hold nothing any more
+	untaken bool // if enough nodes grant it, no call takes that
 	decided chan struct{}
 }
 
@@ -55,9 +56,6 @@ func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan st
 		err = late(ctx, c.key(), req.Sent, req.Lease)
 	}
 	if err != nil || stopped || !reply.Granted {
-		if reply.Granted {
-			q.nodes[0].events.Unclaimed(c.key())
-		}
 		c.withdraw()
 	}
 	return reply, stopped, err
@@ -107,7 +105,7 @@ func (c *quorumAttempt) ask(ctx context.Context, i int, req AcquireRequest) {
 func (c *quorumAttempt) count(i int, reply AcquireReply, err error) {
 	c.mu.Lock()
 	c.replies[i] = nodeReply{true, reply, err}
-	over := c.over
+	over, untaken := c.over, c.unclaimed()
 	if !c.closed {
 		switch {
 		case err != nil:
@@ -121,6 +119,9 @@ func (c *quorumAttempt) count(i int, reply AcquireReply, err error) {
 	}
 	all := !slices.ContainsFunc(c.replies, func(v nodeReply) bool { return !v.in })
 	c.mu.Unlock()
+	if untaken {
+		c.quorum.nodes[i].events.Unclaimed(c.key())
+	}
 	if over {
 		c.cancel(i)
 	}
@@ -279,7 +280,8 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 // withdraw releases what the token has, or will have, on every node except those that refused it.
 func (c *quorumAttempt) withdraw() {
 	c.mu.Lock()
-	c.over = true
+	c.over, c.untaken = true, true
+	untaken := c.unclaimed()
 	var held []int
 	for i, v := range c.replies {
 		if v.in && (v.err != nil || v.reply.Granted) {
@@ -287,11 +289,29 @@ func (c *quorumAttempt) withdraw() {
 		}
 	}
 	c.mu.Unlock()
+	if untaken {
+		c.quorum.nodes[0].events.Unclaimed(c.key())
+	}
 	c.quorum.forget(c.req.Token)
 	c.stopRetries()
 	for _, i := range held {
 		c.cancel(i)
 	}
+}
+
+// unclaimed reports, once, that enough nodes have granted what no call takes. Called with mu held.
+func (c *quorumAttempt) unclaimed() bool {
+	granted := 0
+	for _, v := range c.replies {
+		if v.in && v.err == nil && v.reply.Granted {
+			granted++
+		}
+	}
+	if !c.untaken || granted < c.votes.needed {
+		return false
+	}
+	c.untaken = false
+	return true
 }
 
 // leave ends the attempt of a token that is being released everywhere: nodes that have not replied

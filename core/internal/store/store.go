@@ -114,7 +114,7 @@ type Events interface {
 	RenewSoon()
 	// Orphaned is called with the reply to a request that its caller gave up; it is zero if there is none.
 	Orphaned(key, token string, reply AcquireReply)
-	// Unclaimed is called when a key was granted to a caller that has left.
+	// Unclaimed is called when a quorum has granted a key to a caller that has left.
 	Unclaimed(key string)
 	// Warn is called with a warning.
 	Warn(w Warning)

@@ -126,6 +126,11 @@ func (q *Queue) Orphaned(token string, fence, latest, server int64) []Action {
 	return q.actions
 }
 
+// Claimed reports whether a message had given a call the grant that a reply to Orphaned tells of.
+func (q *Queue) Claimed(token string, fence int64) bool {
+	return slices.Contains(q.overtaken, overtaken{token, fence})
+}
+
 // ask begins a request. It reports whether the queue's token is new.
 func (q *Queue) ask(now time.Time) (fresh bool) {
 	if q.token == "" {
