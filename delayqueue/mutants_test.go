@@ -120,7 +120,7 @@ var mutants = []mutant{
 
 // What only a clock that is set back shows.
 var clockMutants = []mutant{
-	{"the clock is set back", "", "local behind = math.max(0,", "local behind = math.min(0,"},
+	{"the clock is set back", "", "elapsed < 0 and elapsed or", "elapsed < 0 and 0 or"},
 	{"what the clock showed is not noted", "", "    add(c, 'latest', NOW)\n", ""},
 	{"by how much it was set back is not noted", "", "    add(c, 'back', text(back_by))\n", ""},
 	{"by how much it was set back is not told", "claim", "reply_now(), back_by,", "reply_now(), 0,"},
@@ -128,6 +128,8 @@ var clockMutants = []mutant{
 
 func TestClock_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
+	hook, _ := redistest.BreakScript(t, sources(), "", "math.min(elapsed, back_by) or 0", "0 or 0")
+	require.Error(t, playPutRight(t, hook), "a clock that is put right runs ahead")
 	for _, m := range clockMutants {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()

@@ -33,8 +33,8 @@ type Stats struct {
 	PausedUntil time.Time
 	// Halted is how many keys a dead letter halts; see [WithHaltOnDeath].
 	Halted int64
-	// ClockBack is by how much the clock of Redis was set back while the queue was in use, in the partition where that was
-	// most. Work goes on as if it had not been; times that the queue tells are ahead of that clock by as much.
+	// ClockBack is by how much the clock of Redis was set back while the queue was in use, and not put right since, in the
+	// partition where that was most. Work goes on; times that the queue tells are ahead of that clock by as much.
 	ClockBack time.Duration
 	// Bytes is how much memory all messages take, as [WithMaxBytes] counts it.
 	Bytes int64

@@ -85,14 +85,8 @@ local OWN = {'seq', 'bytes', 'ended', 'till', 'letters', 'paused', 'awaited', 'c
   'results', 'made', 'given', 'latest', 'back'}
 local own = redis.call('HMGET', c, unpack(OWN))
 
--- The partition's clock. It is that of Redis, but is never set back: when that happens it runs on from where it was, so that what
--- is due stays due, and what is to come does so after the time that it had left. What it is ahead by is 'back', in ms, in c.
-local clock = redis.call('TIME')
 local latest, back_by = whole(own[16]) or 0, whole(own[17]) or 0
-local micros = clock[1] * 1000000 + clock[2] + back_by * 1000
-local behind = math.max(0, latest - math.floor(micros / 1000))
-back_by, micros = back_by + behind, micros + behind * 1000
-local now = math.floor(micros / 1000)
+-- #include clock.lua
 local NOW, MICROS = text(now), text(micros)
 
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4]), whole(own[5])}
@@ -287,10 +281,10 @@ local function flush()
   end
   -- What the clock showed is noted with what is counted, and each second.
   local writes = next(added) or next(removed) or next(touched)
-  if behind > 0 or added[c] or writes and now - latest >= 1000 then
+  if moved ~= 0 or added[c] or writes and now - latest >= 1000 then
     add(c, 'latest', NOW)
   end
-  if behind > 0 then
+  if moved ~= 0 then
     add(c, 'back', text(back_by))
   end
   local large, crosses = endless, false

@@ -35,7 +35,8 @@ if member and not up then
   from = redis.call('ZCARD', set) - from -- counted downwards
 end
 local page = redis.call(up and 'ZRANGE' or 'ZREVRANGE', set, from, from + most - 1, 'WITHSCORES')
-local clock, own = redis.call('TIME'), redis.call('HMGET', KEYS[6], 'latest', 'back') -- the partition's clock, see common.lua
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000) + (tonumber(own[2] or '') or 0)
-table.insert(page, 1, string.format('%.0f', math.max(now, tonumber(own[1] or '') or 0)))
+local own = redis.call('HMGET', KEYS[6], 'latest', 'back')
+local latest, back_by = tonumber(own[1] or '') or 0, tonumber(own[2] or '') or 0
+-- #include clock.lua
+table.insert(page, 1, string.format('%.0f', now))
 return page
