@@ -90,17 +90,11 @@ func (serves *router) check(r *report, s, before *state) {
 			r.At(at, "the router has this route without a FromConfig in front of it; with gin and a group of echo's, Use comes before the routes")
 		}
 	}
-	meant := s.file.unguarded()
-	for id, i := range meant {
-		if id.method != "" {
-			lookUp(item("unguard", i), id, s.file.spec.Unguard[i])
-		}
-	}
-	serves.checkUnguarded(r, s, before, meant)
+	serves.checkUnguarded(r, s, before, s.file.unguarded())
 }
 
 // checkUnguarded reports the writes that have no guard, and are not meant to have none.
-func (serves *router) checkUnguarded(r *report, s, before *state, meant map[routeID]int) {
+func (serves *router) checkUnguarded(r *report, s, before *state, meant map[routeID]bool) {
 	e, ok := errors.AsType[*httplock.RoutesError](httplock.CheckRoutes(serves.registered, s, serves.unguarded...))
 	if !ok {
 		return
@@ -109,8 +103,7 @@ func (serves *router) checkUnguarded(r *report, s, before *state, meant map[rout
 		_, configured := s.find(p.Route.Method, p.Route.Pattern) // check has those
 		_, dropped := before.find(p.Route.Method, p.Route.Pattern)
 		for _, pattern := range patternsOf(p.Route.Pattern) {
-			_, listed := meant[routeID{p.Route.Method, pattern}]
-			configured = configured || listed
+			configured = configured || meant[routeID{p.Route.Method, pattern}]
 		}
 		if !configured && !dropped {
 			r.At("routes", "%s: %s", p.Route, p.Text)

@@ -3,30 +3,21 @@ package config
 import (
 	"maps"
 	"slices"
-	"strings"
 
-	methods "github.com/perkey-go/perkey/internal/method"
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // An entry of routes or asynq that is gone is named by unguard as it was: each stands for itself alone. What was
 // guarded by "mail:send" is not by "mail:*", which may have another key, nor HEAD's by GET's.
 
-// parseUnguarded reads an entry of unguard: a route, or what section asynq has for types of tasks, which gets no method.
-func parseUnguarded(text string) (routeID, error) {
-	method, _, _ := strings.Cut(text, " ")
-	if strings.Contains(text, " /") || strings.HasPrefix(text, "/") || slices.Contains(methods.All, method) {
-		return parseRoute(text)
-	}
-	return routeID{pattern: text}, nil
-}
-
-// unguarded are the entries of unguard, and where they are in the list.
-func (f *File) unguarded() map[routeID]int {
-	entries := map[routeID]int{}
-	for i, text := range f.spec.Unguard {
-		if id, err := parseUnguarded(text); err == nil {
-			entries[id] = i
+// unguarded are the entries of unguard: routes, and types of tasks as section asynq has them, which get no method. A type may look
+// like a route.
+func (f *File) unguarded() map[routeID]bool {
+	entries := map[routeID]bool{}
+	for _, text := range f.spec.Unguard {
+		entries[routeID{pattern: text}] = true
+		if id, err := parseRoute(text); err == nil {
+			entries[id] = true
 		}
 	}
 	return entries
@@ -43,16 +34,12 @@ func (c *checker) checkUnguard() {
 	const beside = "is in unguard, but %s has a guard for it; remove one of the two"
 	for i, text := range spec.Unguard {
 		at := item("unguard", i)
-		id, err := parseUnguarded(text)
+		id, err := parseRoute(text)
 		switch {
 		case c.Failed(at):
-		case err != nil:
-			c.At(at, "%v", err)
-		case id.method == "":
-			if spec.Asynq[text] != nil {
-				c.At(at, beside, member("asynq", text))
-			}
-		case routes[id] != "":
+		case spec.Asynq[text] != nil:
+			c.At(at, beside, member("asynq", text))
+		case err == nil && routes[id] != "":
 			c.At(at, beside, member("routes", routes[id]))
 		}
 	}
@@ -92,10 +79,7 @@ func (rt *Runtime) warnUnguarded(f *File) {
 	}
 }
 
-func (s *state) unguarded(id routeID) bool {
-	_, ok := s.file.unguarded()[id]
-	return ok
-}
+func (s *state) unguarded(id routeID) bool { return s.file.unguarded()[id] }
 
 // Warnings returns what may not be meant in a file that is right, with its place: a file with neither routes nor asynq,
 // which may have lost its end, and what unguard lists.
