@@ -6,10 +6,9 @@ import (
 	"time"
 )
 
-// Observer is told what a Locker does. Its methods are called on the goroutine that does it, on
-// several at the same time, renewals included. They must be safe for concurrent use and quick, and
-// must not call the Locker. A panic of OnLost, OnRenewed or OnWarning is logged with [slog.Default]; one of
-// another method passes through the call to its caller. Embed [NopObserver], so that methods that are added later do not break
+// Observer is told what a Locker does: of calls on their own goroutines, of the rest on the Locker's, renewals included. So its methods
+// must be safe for concurrent use and quick, and must not call the Locker. A panic of OnLost, OnUnclaimed, OnRenewed or OnWarning is
+// logged with [slog.Default]; one of another method passes through the call to its caller. Embed [NopObserver], so that methods that are added later do not break
 // your implementation.
 //
 // Keys are in the events for logs and traces; they make poor metric labels.
