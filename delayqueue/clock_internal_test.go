@@ -41,3 +41,19 @@ func TestClock_PutRightMakesNothingOlder(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, playPutRight(t))
 }
+
+// The clock of Redis was set back: what is too old for the queue is so for Status too.
+func TestClock_StatusGoesByThePartitions(t *testing.T) {
+	t.Parallel()
+	server := redistest.StartClocked(t)
+	q, err := New(redistest.Client(t, &redis.Options{Addr: server.Addr}), "q")
+	require.NoError(t, err)
+	enqueueTest(t, q, "first", "")
+	server.SetClock(t, -time.Hour)
+	_, err = q.Enqueue(t.Context(), Job{ID: "x", MaxAge: time.Millisecond})
+	require.NoError(t, err)
+	redistest.Eventually(t, func() bool {
+		s, err := q.Status(t.Context(), "x")
+		return err == nil && s.State == StateExpired
+	}, "it is queued for ever")
+}

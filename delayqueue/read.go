@@ -135,26 +135,25 @@ func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, er
 // nil: before a message can be in a newer partition, all current ones are closed.
 func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p, closed *partition, err error) {
 	parts := m.partitions
-	lookups, closings := make([]*lookup, len(parts)), make([]*redis.StringCmd, len(parts))
+	lookups, marks := make([]*lookup, len(parts)), make([]*redis.SliceCmd, len(parts))
 	pipe := q.rdb.Pipeline()
 	for i, p := range parts {
 		lookups[i] = p.lookUp(ctx, pipe, id, true)
-		if p.generation == m.current().number { // after the look: it may be carried over from here
-			closings[i] = pipe.HGet(ctx, p.keys[keyCounts], "closed")
-		}
+		marks[i] = pipe.HMGet(ctx, p.keys[keyCounts], "closed", "back") // after the look: it may be carried over from here
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	var failed error      // a partition that is down does not hide what others have
 	for i, l := range slices.Backward(lookups) {
+		mark := append(marks[i].Val(), nil, nil) // there is none of a partition that is down
 		if s := l.read(); s.State != "" {
 			s.Cause = q.cause(s.Status)
-			q.age(ctx, &s)
+			parts[i].age(ctx, &s, time.Duration(number(mark[1]))*time.Millisecond)
 			return s, parts[i], nil, nil
 		}
 		if err := l.err(); err != nil {
 			failed = redisError(ctx, op, err)
 		}
-		if closings[i] != nil && closings[i].Val() != "" {
+		if mark[0] != nil && parts[i].generation == m.current().number {
 			closed = parts[i]
 		}
 	}
@@ -162,12 +161,12 @@ func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (
 }
 
 // age changes the status of a queued message that is too old to expired: a worker will do that
-// later.
-func (q *Queue) age(ctx context.Context, s *stored) {
-	if s.State != StateQueued || time.Now().Before(s.ExpiresAt) {
+// later. The partition's clock decides, which is ahead of that of Redis if that was set back.
+func (p *partition) age(ctx context.Context, s *stored, back time.Duration) {
+	if s.State != StateQueued || time.Now().Add(back).Before(s.ExpiresAt) {
 		return
 	}
-	if now, err := q.rdb.Time(ctx).Result(); err == nil && !now.Before(s.ExpiresAt) {
+	if reply, err := p.call(ctx, statsScript).Slice(); err == nil && number(reply[0]) >= unixms.Of(s.ExpiresAt) {
 		s.State = StateExpired
 	}
 }
