@@ -40,9 +40,9 @@ func depthOf(rdb redis.UniversalClient) int {
 //
 // Of what has ended, what has no room is forgotten before its [WithRetention] is over, the oldest
 // first: results, then ids that the queue made, and last those that callers gave ([Job].ID); results
-// and the queue's ids keep an eighth of the room each. No id of a caller is forgotten within a minute (or its retention):
-// if those of one minute need more, they take it from queued messages. To store more raise the
-// bound: 1,000 messages a second without results take 700 MB for an hour.
+// and the queue's ids keep an eighth of the room each. No id is forgotten within a minute (or its retention): if callers'
+// of one minute need more, they take it from queued messages; the queue's own, more than 2,500 a second by default, may exceed
+// the bound. To store more raise it: 1,000 messages a second without results take 700 MB for an hour.
 //
 // Of dead letters the oldest is forgotten of the principal that has most, of those of the name that
 // has most, so that nobody flushes the dead letters of others; [WarnForgotten] tells. Its status stays,

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -32,20 +30,6 @@ func remembers(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	}
 	q, err := New(rdb, fmt.Sprint("q", rand.Uint32()), WithPrefix(env.Prefix), WithRetention(retention), WithMaxBytes(2*room), WithMaxPayload(1))
 	require.NoError(t, err)
-	p := q.partitions[0]
-	pass := func(d time.Duration) {
-		for _, ring := range []string{"results", "made", "given"} {
-			words := strings.Fields(rdb.HGet(t.Context(), p.keys[keyCounts], ring).Val())
-			for i := 1; i < len(words); i += 1 + min(1, i-1) { // since, and until when each bucket is needed
-				if ms, _ := strconv.ParseInt(words[i], 10, 64); ms > 0 {
-					words[i] = fmt.Sprint(ms - d.Milliseconds())
-				}
-			}
-			if len(words) > 0 {
-				require.NoError(t, rdb.HSet(t.Context(), p.keys[keyCounts], ring, strings.Join(words, " ")).Err())
-			}
-		}
-	}
 	type past struct {
 		id  string
 		ago time.Duration
@@ -57,7 +41,7 @@ func remembers(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	}
 	for n := range steps {
 		d := rand.N(retention / 3)
-		pass(d)
+		require.NoError(t, q.PassEnded(d))
 		for i := range all {
 			all[i].ago += d
 		}

@@ -3,6 +3,9 @@ package delayqueue
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -92,6 +95,22 @@ func (q *Queue) ToldWaiters() (n int) {
 		}
 	}
 	return n
+}
+
+// PassEnded lets time pass for what ended in a queue's only partition.
+func (q *Queue) PassEnded(d time.Duration) error {
+	for _, ring := range []string{"results", "made", "given"} {
+		words := strings.Fields(q.rdb.HGet(context.Background(), q.partitions[0].keys[keyCounts], ring).Val())
+		for i, word := range words {
+			if n, _ := strconv.ParseInt(word, 10, 64); n > 1e12 { // a time
+				words[i] = fmt.Sprint(n - d.Milliseconds())
+			}
+		}
+		if err := q.rdb.HSet(context.Background(), q.partitions[0].keys[keyCounts], ring, strings.Join(words, " ")).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // SetCountMost sets how many messages Count looks at.

@@ -52,6 +52,14 @@ func (p *history) knows(id string) bool {
 	return err == nil
 }
 
+// isGiven reports whether an id is known as one that a caller gave.
+func (p *history) isGiven(id string) (given bool) {
+	for i := range buckets {
+		given = given || p.q.rdb.HExists(p.t.Context(), p.q.partitions[0].keys[keyEnded+buckets+i], id).Val()
+	}
+	return given
+}
+
 // keeps reports whether a dead letter is there, and not only its status.
 func (p *history) keeps(id string) bool {
 	_, err := p.q.Payload(p.t.Context(), id)
@@ -74,7 +82,7 @@ func playHistory(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	q, err := New(rdb, "history", WithPrefix(env.Prefix), WithMaxBytes(2*historyBytes), WithMaxPayload(16<<10))
 	require.NoError(t, err)
 	p := &history{t: t, q: q, begun: time.Now()}
-	for _, step := range []func() error{p.ended, p.dead, p.names, p.crowd} {
+	for _, step := range []func() error{p.again, p.ended, p.dead, p.names, p.crowd} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -92,8 +100,32 @@ func (p *history) fits(most int64) error {
 	return nil
 }
 
+func result(n int) outcome { return outcome{kind: OutcomeDone, result: make([]byte, n)} }
+
+// again has a caller give an id again that was forgotten before its result, once without room for another result.
+func (p *history) again() error {
+	for _, size := range []int{1, 60 << 10} {
+		for i, id := range []string{"", "again", "", ""} { // the first and the last one find what is over
+			if _, err := p.run(Job{ID: id}, result(2)); err != nil {
+				return err
+			}
+			require.NoError(p.t, p.q.PassEnded([]time.Duration{0, 25, 37, 0}[i]*time.Minute))
+		}
+		if p.knows("again") {
+			return violated("an id of a caller stays beside those of the queue")
+		}
+		if _, err := p.run(Job{ID: "again"}, result(size)); err != nil {
+			return err
+		}
+		if got, err := p.q.Result(p.t.Context(), "again"); err == nil && len(got) != size || size == 1 && err != nil {
+			return violated("the result is that of an earlier message, or gone: %v", err)
+		}
+		require.NoError(p.t, p.q.PassEnded(3*time.Hour))
+	}
+	return nil
+}
+
 func (p *history) ended() error {
-	result := func(n int) outcome { return outcome{kind: OutcomeDone, result: make([]byte, n)} }
 	made, err := p.run(Job{}, result(2000))
 	if err != nil {
 		return err
@@ -106,6 +138,7 @@ func (p *history) ended() error {
 		}
 		ids = append(ids, id)
 	}
+	require.NoError(p.t, p.q.PassEnded(time.Minute))
 	cancelled, err := p.q.Enqueue(p.t.Context(), Job{ID: "cancelled"})
 	require.NoError(p.t, err)
 	require.NoError(p.t, p.q.Cancel(p.t.Context(), cancelled.ID))
@@ -134,31 +167,54 @@ func (p *history) ended() error {
 	if err := p.fits(historyBytes); err != nil {
 		return err
 	}
+	last, err := p.run(Job{}, outcome{kind: OutcomeDone})
 	for range 700 {
-		if _, err := p.run(Job{}, outcome{kind: OutcomeDone}); err != nil {
-			return err
+		if err == nil {
+			_, err = p.run(Job{}, outcome{kind: OutcomeDone})
 		}
 	}
-	if p.knows(made) {
-		return violated("the first id that the queue made stays, and there is no room")
+	if err != nil {
+		return err
+	}
+	if p.early() && !p.knows(last) {
+		return violated("an id that the queue made is forgotten within a minute")
+	}
+	for range 5 { // nearly all that may be open
+		if _, err := p.q.Enqueue(p.t.Context(), Job{Payload: make([]byte, 16<<10)}); err != nil {
+			return violated("ids that the queue made have the room of what is open: %v", err)
+		}
+	}
+	if _, err := p.q.CancelAll(p.t.Context(), Filter{}); err != nil {
+		return err
 	}
 	for i := range 60 {
 		if p.early() && !p.knows(fmt.Sprint("given", i)) {
 			return violated("given%d is forgotten within a minute", i)
 		}
 	}
-	if p.early() && !p.knows(cancelled.ID) {
-		return violated("the id that was cancelled is forgotten within a minute")
+	if p.early() && !p.isGiven(cancelled.ID) {
+		return violated("the id that was cancelled is not known as one that a caller gave")
 	}
 	for i := range 500 {
 		if _, err := p.run(Job{ID: fmt.Sprint("more", i)}, outcome{kind: OutcomeDone}); err != nil {
 			return err
 		}
 	}
+	p.q.spans[0] = fmt.Sprint((2 * time.Hour).Milliseconds(), " ", p.q.maxBytes) // a deployment raises the retention
+	if _, err := p.run(Job{ID: "more"}, outcome{kind: OutcomeDone}); err != nil {
+		return err
+	}
 	if p.early() && (!p.knows("more0") || !p.knows("given0")) {
 		return violated("ids of callers are forgotten within a minute")
 	}
-	return p.fits(3 * historyBytes / 2) // ids of callers take what they need
+	require.NoError(p.t, p.q.PassEnded(time.Minute))
+	if _, err := p.run(Job{}, outcome{kind: OutcomeDone}); err != nil {
+		return err
+	}
+	if p.knows(made) {
+		return violated("the first id that the queue made stays, and there is no room")
+	}
+	return p.fits(3 * historyBytes / 2)
 }
 
 func (p *history) dead() error {
@@ -194,7 +250,7 @@ func (p *history) dead() error {
 		return violated("cannot be redriven: %v", err)
 	}
 	for n := 0; ; n++ { // what is open fills its room, and then a dead letter has none there
-		if _, err := p.q.Enqueue(p.t.Context(), Job{Principal: fmt.Sprint("p", n), Payload: make([]byte, 10000)}); err != nil {
+		if _, err := p.q.Enqueue(p.t.Context(), Job{Principal: fmt.Sprint("p", n), Payload: make([]byte, 3000)}); err != nil {
 			require.ErrorIs(p.t, err, ErrQueueFull)
 			break
 		}
@@ -252,11 +308,7 @@ func (p *history) forgotten(id string) error {
 	if err != nil || p.keeps(id) || s.State != StateDead || s.Attempts != 1 || s.Name != "pay" || s.Principal != "mallory" || s.Cause != "" {
 		return violated("%s is not known as one that died: %+v, %v", id, s, err)
 	}
-	given := false
-	for i := range buckets {
-		given = given || p.q.rdb.HExists(p.t.Context(), p.q.partitions[0].keys[keyEnded+buckets+i], id).Val()
-	}
-	if !given {
+	if !p.isGiven(id) {
 		return violated("%s is not known as an id that a caller gave", id)
 	}
 	if receipt, err := p.q.Enqueue(p.t.Context(), Job{ID: id}); err != nil || receipt.Stored {

@@ -91,7 +91,7 @@ func (m *model) weigh() error {
 			for id, text := range s.hash(keyResults + i*buckets + j) {
 				total += 64 + (len(id)+len(text))*5/4
 			}
-			if total > 0 && (len(words) != 2+2*buckets || words[3+2*j] != fmt.Sprint(total)) {
+			if total > 0 && (len(words) != 2+3*buckets || words[3+2*j] != fmt.Sprint(total)) {
 				return violated("what ended of %s takes %q bytes for the queue, and %d are there", name, words, total)
 			}
 		}

@@ -178,8 +178,12 @@ func TestBuckets_MutantsAreCaught(t *testing.T) {
 
 // What only a full history shows.
 var historyMutants = []mutant{
-	{"what ended takes room of what is open", "enqueue", "math.max(0, ended_bytes - HISTORY)", "ended_bytes"},
-	{"callers' ids of the last minute go", "settle", "n < 3 and step < BUCKETS", "step < BUCKETS"},
+	{"what ended takes room of what is open", "enqueue", "math.min(ended_bytes - HISTORY, given + 2 * FLOOR - HISTORY)", "ended_bytes - HISTORY"},
+	{"callers' ids of the last minute go", "settle", "n == 1 and step < BUCKETS", "n ~= 2 and step < BUCKETS"},
+	{"the queue's ids of the last minute go", "settle", "n == 1 and step < BUCKETS", "n < 3 and step < BUCKETS"},
+	{"ids of the last minute go when the retention is raised", "settle", "numbers[3 + 2 * BUCKETS + i] or now", "ring.needed[i] - retention"},
+	{"ids never go", "", "n == 1 and step < BUCKETS or ring.last[i] + MINUTE <= now", "n == 1"},
+	{"a result of an earlier message stays", "settle", "redis.call('HDEL', KEYS[RESULTS + i], unpack(again)) > 0", "false"},
 	{"ids go before results", "settle", "i < n and math.min", "i > n and math.min"},
 	{"an id of a caller is not known as that", "enqueue", "given == '=' and '=' or '-'", "'-'"},
 	{"an id of a caller ends as the queue's", "settle", "how:sub(2, 2) == 'g'", "false"},

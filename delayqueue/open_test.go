@@ -231,9 +231,9 @@ func TestOpen_ForgetsNothingEarly(t *testing.T) {
 		})
 		first := b.enqueue(delayqueue.Job{Key: "k"})
 		b.reaches(first, delayqueue.StateDone)
-		past := time.Now().Add(-30 * time.Second).UnixMilli()
+		past := time.Now().Add(-10 * time.Minute).UnixMilli()
 		// As if more than the default of WithMaxBytes had ended, and all of it some time ago.
-		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "made", fmt.Sprint("2 ", past, " 0 0 ", past+1_000_000, " ", 60<<20, " 0 0 0 0"),
+		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "made", fmt.Sprint("2 ", past, " 0 0 ", past+1_000_000, " ", 60<<20, " 0 0 0 0 0 ", past, " 0 0"),
 			"ended", fmt.Sprint(60<<20)).Err())
 		queued := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
 		o, err := delayqueue.Open(ctx, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))

@@ -67,6 +67,7 @@ local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
 local HISTORY = math.floor(max_bytes / 2) -- bytes that what ended may take beside what is queued or runs, and dead letters again
+local FLOOR = math.floor(HISTORY / 8) -- bytes of that which each ring keeps for itself
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true, [g] = true, [l] = true}
 -- Keys are written in this order. One that is not of its type fails: then m is as it was.
 local ORDER = {z, w, f, x, e, r, y, k, u, h, g, l, c, m}
@@ -184,8 +185,15 @@ local function write_sums()
 end
 
 -- How many bytes there may be of what is queued or runs. Ids of callers that ended beyond their room, in the last minute,
--- take of it.
-local function open_room() return max_bytes - math.max(0, ended_bytes - HISTORY) end
+-- take of it. Those that the queue made do not: they come as fast as work is done, and would refuse it.
+local function open_room()
+  if ended_bytes <= HISTORY then
+    return max_bytes
+  end
+  local s0, s1, s2, s3 = (own[15] or ''):match('^%d+ %d+ %d+ (%d+) %d+ (%d+) %d+ (%d+) %d+ (%d+)')
+  local given = rings[3] and rings[3].total or (s0 or 0) + (s1 or 0) + (s2 or 0) + (s3 or 0)
+  return max_bytes - math.max(0, math.min(ended_bytes - HISTORY, given + 2 * FLOOR - HISTORY))
+end
 
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
 -- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
@@ -275,6 +283,9 @@ local function flush()
       local words = {ring.current, text(ring.since)}
       for i = 0, BUCKETS - 1 do
         words[#words + 1], words[#words + 2] = text(ring.needed[i]), text(ring.size[i])
+      end
+      for i = 0, BUCKETS - 1 do
+        words[#words + 1] = text(ring.last[i])
       end
       add(c, ring.name, table.concat(words, ' '))
     end

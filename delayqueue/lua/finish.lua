@@ -1,6 +1,6 @@
 -- Reads records, and ends messages; after common.lua.
 
-local MINUTE = math.min(60000, retention)
+local MINUTE = 60000
 local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
 local ENDED_AT = string.format('%011x', now)
 
@@ -52,7 +52,6 @@ local function ending_size(n) return 40 + math.floor(1.25 * n) end
 -- the next one is needed.
 
 local NAMES = {'results', 'made', 'given'} -- of rings, in the order in which they go when there is no room
-local FLOOR = math.floor(HISTORY / 8) -- bytes that a ring keeps for itself
 
 -- How many bytes the n-th ring may have: what the others leave. Of those that go before it only the floor counts.
 local function most(n)
@@ -68,11 +67,11 @@ end
 local function drop(ring, i)
   redis.call('UNLINK', KEYS[ring.at + i])
   ring.total, ended_bytes = ring.total - ring.size[i], ended_bytes - ring.size[i]
-  ring.needed[i], ring.size[i], ring.changed = 0, 0, true
+  ring.needed[i], ring.size[i], ring.last[i], ring.changed = 0, 0, 0, true
 end
 
--- Forgets what need not be remembered any more, and the oldest of a ring that has more than it may; of what callers gave ids
--- for, and of the bucket in use, nothing of the last minute.
+-- Forgets what need not be remembered any more, and the oldest of a ring that has more than it may; of ids, and of the bucket
+-- in use, nothing of the last minute: who had no reply sends the same again until then.
 local function trim()
   for _, ring in ipairs(rings) do
     for i = 0, BUCKETS - 1 do
@@ -84,7 +83,7 @@ local function trim()
   for n, ring in ipairs(rings) do
     for step = 1, BUCKETS do
       local i = (ring.current + step) % BUCKETS
-      local goes = n < 3 and step < BUCKETS or ring.needed[i] - retention + MINUTE <= now
+      local goes = n == 1 and step < BUCKETS or ring.last[i] + MINUTE <= now
       if goes and ring.size[i] > 0 and ring.total > most(n) then
         drop(ring, i)
       end
@@ -94,13 +93,14 @@ end
 
 local function read_rings()
   for n = #rings + 1, 3 do
-    local numbers, ring = {}, {name = NAMES[n], at = RESULTS + BUCKETS * (n - 1), needed = {}, size = {}, total = 0}
+    local numbers, ring = {}, {name = NAMES[n], at = RESULTS + BUCKETS * (n - 1), needed = {}, size = {}, last = {}, total = 0}
     for word in string.gmatch(own[12 + n] or '', '%S+') do
       numbers[#numbers + 1] = whole(word) or 0
     end
     ring.current, ring.since = (numbers[1] or 0) % BUCKETS, numbers[2] or 0
     for i = 0, BUCKETS - 1 do
       ring.needed[i], ring.size[i] = numbers[3 + 2 * i] or 0, numbers[4 + 2 * i] or 0
+      ring.last[i] = numbers[3 + 2 * BUCKETS + i] or now
       ring.total = ring.total + ring.size[i]
     end
     rings[n] = ring
@@ -121,6 +121,7 @@ local function put(n, fields, more)
   local bucket, later = KEYS[ring.at + i], ring.needed[i] < now + retention
   redis.call('HSET', bucket, unpack(fields))
   ring.size[i], ring.total, ended_bytes, ring.changed = ring.size[i] + more, ring.total + more, ended_bytes + more, true
+  ring.last[i] = now
   if later then -- in steps, so that it is seldom told
     ring.needed[i] = now + retention + math.min(math.floor(retention / 64), 1000)
   end
@@ -130,9 +131,19 @@ local function put(n, fields, more)
   end
 end
 
--- Remembers how messages ended. A result for which there is no room at all is not stored.
+-- Remembers how messages ended. A result for which there is no room at all is not stored. An id that a caller gave may have been
+-- forgotten before: then the result of that time goes.
 local function remember()
   read_rings()
+  local again = {}
+  for i = 1, #endings[3], 2 do
+    again[#again + 1] = endings[3][i]
+  end
+  for i = 0, #again > 0 and BUCKETS - 1 or -1 do
+    if rings[1].size[i] > 0 and redis.call('HDEL', KEYS[RESULTS + i], unpack(again)) > 0 and redis.call('EXISTS', KEYS[RESULTS + i]) == 0 then
+      drop(rings[1], i)
+    end
+  end
   for n, list in ipairs(endings) do
     local fields, more, room = {}, 0, most(n)
     for i = 1, #list, 2 do
