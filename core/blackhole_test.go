@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -78,7 +79,7 @@ func TestBlackhole_EveryPathHearsOfItWithinReplyTimeout(t *testing.T) {
 					_, err := holder.Acquire(t.Context(), key)
 					require.NoError(t, err)
 				}
-				l := locker(core.WithMaxWaiters(2, 1000))
+				l := locker(core.WithMaxWaiters(2, 1000), core.WithObserver(outageTold{t: t}))
 				ctx, leave := context.WithCancel(t.Context())
 				var all sync.WaitGroup
 				for key, n := range map[string]int{"k": 1, "full": 2} {
@@ -128,6 +129,18 @@ func TestBlackhole_EveryPathHearsOfItWithinReplyTimeout(t *testing.T) {
 	}
 }
 
+// outageTold checks that only what is refused for want of room is told as shed.
+type outageTold struct {
+	core.NopObserver
+	t *testing.T
+}
+
+func (o outageTold) OnOutcome(_ context.Context, e core.Outcome) {
+	if e.Kind == core.OutcomeShed && !errors.Is(e.Cause, core.ErrConflict) {
+		assert.ErrorContains(o.t, e.Cause, "too many calls wait")
+	}
+}
+
 // A Locker that nobody calls has heard nothing for a while. That is no outage: it asks before it refuses.
 func TestBlackhole_ALockerThatWasIdleAsksBeforeItRefuses(t *testing.T) {
 	onFakeLockers(t, func(t *testing.T, _ []*fakeNode, locker func(...core.Option) *core.Locker) {
@@ -162,6 +175,16 @@ func TestBlackhole_AnExtensionAndARelease(t *testing.T) {
 		var all sync.WaitGroup
 		stopped := make(chan struct{})
 		for client, rdb := range map[string]*redis.Client{"go-redis's": own, "patient": redistest.Client(t, &patient)} {
+			closed := lockerOn(t, rdb, "p", core.WithTTL(time.Hour))
+			left, err := closed.Acquire(t.Context(), "left by "+client)
+			require.NoError(t, err)
+			require.NoError(t, closed.Close())
+			all.Go(func() {
+				<-stopped
+				start := time.Now()
+				assert.ErrorIs(t, left.Release(t.Context()), core.ErrClosed)
+				assert.LessOrEqual(t, time.Since(start), replyTimeout+500*time.Millisecond, client)
+			})
 			l := lockerOn(t, rdb, "p", core.WithTTL(time.Hour))
 			for _, after := range []time.Duration{0, ms, ms, time.Second, 2500 * time.Millisecond, 5 * time.Second} {
 				held, err := l.Acquire(t.Context(), fmt.Sprint(client, after, rand.Int()))
@@ -191,6 +214,113 @@ func TestBlackhole_AnExtensionAndARelease(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		require.Len(t, records(nodes), 2*6, "all others are released")
 	})
+}
+
+// Once a command has failed the node is down. Who waits for a silent one is told nevertheless.
+func TestBlackhole_ACommandThatFailsHidesNoSilence(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		n := nodes[0]
+		rdb := n.client(t)
+		rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+			if cmd.Args()[3] == core.RecordName("p", "fails") {
+				return refuse(cmd, io.EOF)
+			}
+			return next()
+		}})
+		l := lockerOn(t, rdb, "p")
+		warm(t, l)
+		n.stop()
+		stopped := time.Now()
+		var all sync.WaitGroup
+		for _, key := range []string{"early", "late", "fails"} {
+			all.Go(func() {
+				_, err := l.TryAcquire(t.Context(), key)
+				assert.ErrorIs(t, err, core.ErrUnavailable)
+				assert.LessOrEqual(t, time.Since(stopped), replyTimeout, key)
+			})
+			time.Sleep(800 * time.Millisecond)
+		}
+		all.Wait()
+		n.live()
+	})
+}
+
+// slowWatch is slow with its warnings.
+type slowWatch struct {
+	watch
+	over chan struct{}
+}
+
+func (w slowWatch) OnWarning(ctx context.Context, warning core.Warning) {
+	<-w.over
+	w.watch.OnWarning(ctx, warning)
+}
+
+// throughHook has a client's connections made by a hook.
+type throughHook struct {
+	hooks
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+func (h throughHook) DialHook(redis.DialHook) redis.DialHook { return h.dial }
+
+// A node is up again as soon as the Locker's client has a connection: a new one, which its hooks make, or one of its pool while it gets no
+// other. A slow observer delays nobody, and is told in order.
+func TestOutage_IsOverWhenTheClientHasAConnection(t *testing.T) {
+	t.Parallel()
+	for name, pooled := range map[string]bool{"a new one": false, "one of its pool": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+				n, usual := nodes[0], nodes[0].client(t)
+				var fails, refuses atomic.Bool
+				opt := *usual.Options()
+				opt.Dialer = func(context.Context, string, string) (net.Conn, error) { return nil, io.EOF }
+				rdb := redistest.Client(t, &opt)
+				rdb.AddHook(throughHook{hooks{script: func(cmd redis.Cmder, next func() error) error {
+					if fails.Load() {
+						return refuse(cmd, io.EOF)
+					}
+					return next()
+				}}, func(ctx context.Context, network, addr string) (net.Conn, error) {
+					if refuses.Load() {
+						return nil, io.EOF
+					}
+					return n.dial(ctx, network, addr)
+				}})
+				seen := slowWatch{newWatch(), make(chan struct{})}
+				l := lockerOn(t, rdb, "p", core.WithTTL(3*time.Second), core.WithRenewalClient(usual), core.WithObserver(seen))
+				renewed, err := l.Acquire(t.Context(), "renewed")
+				require.NoError(t, err)
+				soon := 500 * time.Millisecond
+				if fails.Store(pooled); pooled {
+					refuses.Store(true)
+					soon += time.Second // the next renewal
+				} else {
+					require.NoError(t, renewed.Release(t.Context()))
+					n.die()
+				}
+				_, err = l.TryAcquire(t.Context(), "k")
+				assert.ErrorIs(t, err, core.ErrUnavailable)
+				time.Sleep(time.Second)
+				fails.Store(false)
+				n.live()
+				for back := time.Now(); l.Do(t.Context(), "k", nothing) != nil && assert.Less(t, time.Since(back), soon); {
+					time.Sleep(10 * time.Millisecond)
+				}
+				close(seen.over)
+				require.NoError(t, l.Close())
+				var told []bool
+				for len(seen.warnings) > 0 {
+					if w := <-seen.warnings; w.Kind == core.WarnUnreachable {
+						told = append(told, w.Resolved)
+					}
+				}
+				assert.Equal(t, []bool{false, true}, told)
+			})
+		})
+	}
 }
 
 func TestBlackhole_WaitersAreServedSoonAfterIt(t *testing.T) {
@@ -355,7 +485,7 @@ func slowDials(t *testing.T, n *fakeNode, hole *atomic.Bool, usual time.Duration
 	opt := *n.client(t).Options()
 	dial := opt.Dialer
 	opt.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
-		subscribes := bytes.Contains(debug.Stack(), []byte("PubSub")) // with a mutex, which would keep the bubble's clock still
+		subscribes := bytes.Contains(debug.Stack(), []byte("listener.(*Listener)")) // with a mutex, which would keep the bubble's clock still
 		if hole.Load() {
 			if !subscribes {
 				time.Sleep(dialTimeout)

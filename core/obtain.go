@@ -221,13 +221,14 @@ func (a *attempt) wait(w *waiter, step *waitqueue.Step, decideIn time.Duration) 
 
 // shed refuses a call because too many wait already.
 func (a *attempt) shed(held bool) error {
-	a.kind = OutcomeShed
 	if !held {
+		a.kind = OutcomeShed
 		return store.Unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
 	}
 	if err := a.heard(); err != nil {
 		return err
 	}
+	a.kind = OutcomeShed
 	a.conflict.Attempt++
 	a.conflict.Waited = time.Since(a.start)
 	return a.refusal(Reject())

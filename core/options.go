@@ -146,7 +146,8 @@ func WithMaxWaiters(perKey, total int) Option {
 // Default: a client like the Locker's, without its hooks and with up to 9 connections of its own to
 // each node, so that other commands that use up the pool cannot keep leases from being renewed. The
 // default client follows a Sentinel failover. A client that is given has to do so itself, as
-// go-redis's failover client does. Nil is an [ErrInvalidOption].
+// go-redis's failover client does. Give one if a hook makes the Locker's connections. Nil is an
+// [ErrInvalidOption].
 func WithRenewalClient(rdb redis.UniversalClient) Option {
 	return func(s *settings) error {
 		if nilcheck.IsNil(rdb) {

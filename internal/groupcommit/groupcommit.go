@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -69,9 +70,9 @@ type Group[T any] struct {
 	late    time.Time // when an item was last Late
 	watched bool      // a timer will check whether it is slow
 	work    sync.Cond
-	idle    int   // goroutines that wait for work
-	closed  bool  // goroutines are not retained
-	err     error // why Add refuses
+	idle    int                   // goroutines that wait for work
+	closed  bool                  // goroutines are not retained
+	refusal atomic.Pointer[error] // why Add refuses
 }
 
 // New returns a Group.
@@ -85,8 +86,8 @@ func New[T any](o Options[T]) *Group[T] {
 func (g *Group[T]) Add(items ...T) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err != nil {
-		return g.err
+	if err := g.Refused(); err != nil {
+		return err
 	}
 	if !g.launch(g.waiting() + len(items)) {
 		return ErrClosed
@@ -256,7 +257,7 @@ func (g *Group[T]) fits(queue []T) int {
 func (g *Group[T]) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.running > 0 || g.waiting() > 0 || g.out >= g.o.Width || g.err != nil {
+	if g.running > 0 || g.waiting() > 0 || g.out >= g.o.Width || g.Refused() != nil {
 		return false
 	}
 	g.out++
@@ -315,28 +316,25 @@ func (g *Group[T]) drop(gone []T) {
 func (g *Group[T]) Refuse(err error) (queue []T, refused bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err != nil || g.closed {
+	if g.Refused() != nil || g.closed {
 		return nil, false
 	}
 	queue = slices.Concat(g.first, g.queue, g.behind)
-	g.first, g.queue, g.behind, g.err = nil, nil, nil, err
+	g.first, g.queue, g.behind = nil, nil, nil
+	g.refusal.Store(&err)
 	return queue, true
 }
 
 // Refused is the error given to Refuse, while that is in effect.
 func (g *Group[T]) Refused() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.err
+	if err := g.refusal.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // Accept ends Refuse. It reports whether that was in effect.
-func (g *Group[T]) Accept() (refused bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	refused, g.err = g.err != nil, nil
-	return refused
-}
+func (g *Group[T]) Accept() (refused bool) { return g.refusal.Swap(nil) != nil }
 
 // Close lets the goroutines end as soon as they have nothing to do. It does not wait. Items that
 // are added later are still run, as long as Go starts goroutines.

@@ -19,10 +19,10 @@ var ErrClosed = errors.New("locker closed")
 // Its mutex is the innermost of core. A goroutine that holds one of these takes only those to its
 // right:
 //
-//	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher's health, its group, cancellations | Lifecycle
+//	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher, its group, cancellations | Lifecycle
 //
 // waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. The
-// mutexes of batcher, notifications, node, dedicated.Client and renewals may be taken under any of these, and no
+// mutexes of notifications, node, dedicated.Client and renewals may be taken under any of these, and no
 // other under them. No caller's reply is delivered, and no observer called, under any.
 type Lifecycle struct {
 	mu      sync.Mutex
@@ -116,10 +116,8 @@ func (c *Lifecycle) Later(f func()) {
 
 // Pause waits for d. It returns ErrClosed when calls are refused, and the ctx's error when ctx ends.
 func (c *Lifecycle) Pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

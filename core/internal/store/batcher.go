@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,7 +19,6 @@ type batcher struct {
 	d     *deployment
 	node  *redis.Client // to which the calls are sent; nil: go-redis finds it
 	group *groupcommit.Group[*command]
-	mu    sync.Mutex
 	health
 	load pressure
 }
@@ -154,10 +152,8 @@ func (b *batcher) toRetry(batch []*command) (again []*command) {
 		}
 	}
 	if len(again) > 0 {
-		timer := time.NewTimer(backoff.Spread(backoff.Exponential(tries, retryPauseMin, retryPauseMax)))
-		defer timer.Stop()
 		select {
-		case <-timer.C:
+		case <-time.After(backoff.Spread(backoff.Exponential(tries, retryPauseMin, retryPauseMax))):
 		case <-b.d.life.Over():
 		}
 	}

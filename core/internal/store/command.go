@@ -201,13 +201,14 @@ func (d *deployment) do(cmd *command) (r result, twice bool) {
 	case !d.patient && b.heardLately() && b.group.Enter(): // else it may have to dial
 		defer b.group.Leave()
 		r = b.exec(cmd)
-	case b.submit(cmd):
+	default:
+		if !b.submit(cmd) { // the Locker is closed, and has no goroutines any more
+			go func() { d.deliver(cmd, b.exec(cmd)) }()
+		}
 		var err error
 		if r, _, err = d.await(context.Background(), "release", b, cmd, ReplyTimeout, nil); err != nil {
 			return result{err: err}, false
 		}
-	default: // the Locker is closed, and has no goroutines any more
-		r = b.exec(cmd)
 	}
 	twice = d.single && cmd.used.Twice() // on a Cluster a redirect sends it again, and the first time nothing ran
 	d.recycle(cmd)

@@ -23,12 +23,12 @@ type health struct {
 	asked, replied, heard atomic.Int64
 	clock                 serverClock
 	born                  time.Time
-	deaf                  atomic.Bool // the last probe had no reply, and nothing else has since
-	isDown                atomic.Bool
+	unanswered            atomic.Int64                  // when the last probe was sent that had no reply
 	lost                  atomic.Pointer[chan struct{}] // closed when what is in flight is given up
 
-	mu     sync.Mutex
+	mu     sync.Mutex    // the batcher's too
 	probes chan struct{} // closed when the probes that are under way have ended; nil: none are
+	told   chan struct{} // closed when the last warning has been told; nil: there was none
 }
 
 const (
@@ -70,9 +70,8 @@ func (b *batcher) reply(err error) bool {
 		return false
 	}
 	b.replied.Store(b.heard.Load())
-	b.deaf.Store(false)
-	if b.isDown.Load() {
-		b.up()
+	if b.isDown() && b.accept("") {
+		b.d.events.LookAgain() // whoever waits has to ask again
 	}
 	return true
 }
@@ -102,6 +101,12 @@ func (h *health) silence() time.Duration {
 	return time.Since(h.born) - time.Duration(max(h.asked.Load(), h.replied.Load()))
 }
 
+// deaf reports whether the last probe had no reply, and nothing else has since.
+func (h *health) deaf() bool { return h.unanswered.Load() > h.replied.Load() }
+
+// isDown reports whether every command fails at once.
+func (b *batcher) isDown() bool { return b.group.Refused() != nil }
+
 // suspect has the node probed if it is silent: one connection may be dead, or this process was stopped.
 func (b *batcher) suspect() {
 	if b.silence() >= suspectAfter {
@@ -121,8 +126,8 @@ func (b *batcher) watch(question func() error) {
 
 // investigate has the node probed, if that is not under way. The channel is closed when it has replied, or cannot be asked.
 func (b *batcher) investigate() (probes <-chan struct{}) {
-	b.health.mu.Lock()
-	defer b.health.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.probes == nil {
 		b.probes = make(chan struct{})
 		if !b.d.life.Background(b.probe) {
@@ -132,7 +137,7 @@ func (b *batcher) investigate() (probes <-chan struct{}) {
 	return b.probes
 }
 
-// probed ends what investigate began. Called with health.mu held.
+// probed ends what investigate began. Called with mu held.
 func (b *batcher) probed() {
 	close(b.probes)
 	b.probes = nil
@@ -141,32 +146,38 @@ func (b *batcher) probed() {
 // probe probes the node until it replies. While it is silent for too long it is down.
 func (b *batcher) probe() {
 	b.sends()
-	began := time.Since(b.born)
-	for pause := probePauseMin; !b.alive() && b.replied.Load() <= int64(began); pause = min(2*pause, probePauseMax) {
-		again := b.deaf.Swap(true) // else this process may have been stopped meanwhile
-		if again && b.silence() >= downAfter && !b.markDown(errNoReply) {
+	began, gaveUp, wasDown := time.Since(b.born), false, false
+	for pause := probePauseMin; ; pause = min(2*pause, probePauseMax) {
+		asked := time.Since(b.born)
+		if b.alive() || b.replied.Load() > int64(began) {
 			break
 		}
-		timer := time.NewTimer(pause)
+		again := b.deaf() // else this process may have been stopped meanwhile
+		b.unanswered.Store(int64(asked))
+		if again && b.silence() >= downAfter && !gaveUp {
+			if gaveUp = true; !b.giveUp() {
+				break
+			}
+		}
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-b.d.life.Over():
-			timer.Stop()
 		}
 		if b.d.life.Closed() {
 			break
 		}
-		if b.isDown.Load() {
+		if b.isDown() {
+			wasDown = true
 			b.d.forgetGone()
 		}
 	}
-	if b.flights.Add(-1); time.Since(b.born) >= began+probeTimeout && !b.isDown.Load() {
+	if b.flights.Add(-1); time.Since(b.born) >= began+probeTimeout && !wasDown {
 		b.d.events.LookAgain() // messages and refreshes may be lost although it was not down
 	}
-	b.health.mu.Lock()
+	b.mu.Lock()
 	b.probed()
-	b.health.mu.Unlock()
-	if b.isDown.Load() && !b.d.life.Closed() { // since the last probe
+	b.mu.Unlock()
+	if b.isDown() && !b.d.life.Closed() { // since the last probe
 		b.investigate()
 	}
 }
@@ -178,12 +189,9 @@ func (b *batcher) fail(err error) {
 	}
 }
 
-// markDown marks the node as down, and has nobody wait for what is in flight. It reports false if it cannot.
-func (b *batcher) markDown(err error) bool {
-	if b.isDown.Load() {
-		return true
-	}
-	down := b.down(err)
+// giveUp marks a silent node as down, and has nobody wait for what is in flight. It reports false if it cannot.
+func (b *batcher) giveUp() bool {
+	down := b.down(errNoReply) || b.isDown()
 	close(*b.lost.Swap(new(make(chan struct{}))))
 	if down && b.d.subscription.Up() { // else that is under way
 		b.d.subscription.Renew() // it hears nothing either
@@ -198,44 +206,44 @@ func (b *batcher) down(err error) bool {
 		return false
 	}
 	down := unsentError{err}
-	b.health.mu.Lock()
+	b.mu.Lock()
 	queue, up := b.group.Refuse(down)
-	b.isDown.Store(b.isDown.Load() || up)
-	b.health.mu.Unlock()
-	if !up {
-		return false
+	if up {
+		b.warn(Warning{Detail: "calls fail until it answers", Err: err})
 	}
+	b.mu.Unlock()
 	for _, c := range queue {
 		b.d.deliver(c, result{err: down})
 	}
-	b.warn(Warning{Detail: "calls fail until it answers", Err: err})
-	return true
+	return up
 }
 
-// up marks the node as up: whoever waits has to ask again.
-func (b *batcher) up() {
-	if !b.accept() {
-		return
-	}
-	b.d.events.LookAgain()
-	b.warn(Warning{Resolved: true})
-}
-
-// accept ends down. It reports whether it was in effect.
-func (b *batcher) accept() (was bool) {
-	b.health.mu.Lock()
-	defer b.health.mu.Unlock()
-	b.isDown.Store(false)
+// accept marks the node as up, and says why. It reports whether it was down.
+func (b *batcher) accept(why string) (was bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.load.forget()
-	return b.group.Accept()
+	if was = b.group.Accept(); was {
+		b.warn(Warning{Detail: why, Resolved: true})
+	}
+	return was
 }
 
+// warn has a warning told. Nobody waits for that: an observer may be slow. Called with mu held.
 func (b *batcher) warn(w Warning) {
 	w.Kind = WarnUnreachable
 	if b.node != nil {
 		w.Node = b.node.Options().Addr
 	}
-	b.d.events.Warn(w)
+	before, told := b.told, make(chan struct{})
+	b.told = told
+	b.d.life.Background(func() {
+		if before != nil {
+			<-before
+		}
+		b.d.events.Warn(w)
+		close(told)
+	})
 }
 
 // alive reports whether the node answers within probeTimeout. A later answer counts too, but nobody waits for it: go-redis does not
@@ -243,12 +251,10 @@ func (b *batcher) warn(w Warning) {
 func (b *batcher) alive() bool {
 	answered := make(chan bool, 1)
 	b.d.life.Background(func() { answered <- b.answers() })
-	timer := time.NewTimer(probeTimeout)
-	defer timer.Stop()
 	select {
 	case yes := <-answered:
 		return yes
-	case <-timer.C:
+	case <-time.After(probeTimeout):
 		return false
 	}
 }
@@ -261,10 +267,12 @@ func (b *batcher) answers() bool {
 	rdb := b.d.rdb
 	client, _ := b.d.rdb.(*redis.Client)
 	if client = cmp.Or(client, b.node); client != nil {
-		if b.isDown.Load() && !dials(ctx, client.Options()) {
+		client = client.WithTimeout(probeTimeout)
+		silent := b.heard.Load() <= b.unanswered.Load() // else others have a connection, and perhaps the client too
+		if b.isDown() && silent && !connects(ctx, client) {
 			return false
 		}
-		rdb = client.WithTimeout(probeTimeout)
+		rdb = client
 	}
 	// It is not tried again: a Redis that is loading replies, and go-redis would go on until the time is over.
 	call := renewScript.Call(ctx, append(renewScript.Args(nil, 1), RecordName(b.d.prefix, "probe"), "", 1), true)
@@ -273,14 +281,13 @@ func (b *batcher) answers() bool {
 	return b.reply(err)
 }
 
-// dials reports whether the server takes connections. Once as many attempts of a pool have failed as it has connections, go-redis
-// attempts only one a second: so probes must not be among them.
-func dials(ctx context.Context, opt *redis.Options) bool {
-	conn, err := opt.Dialer(ctx, opt.Network, opt.Addr)
-	if err == nil {
-		_ = conn.Close()
-	}
-	return err == nil
+// connects reports whether the client can make a connection. Once as many attempts of a pool have failed as it has connections, go-redis
+// attempts only one a second: so probes must not be among them. A subscription's connection is made as the pool's are, hooks included,
+// and none of them.
+func connects(ctx context.Context, client *redis.Client) bool {
+	sub := client.Subscribe(ctx)
+	defer func() { _ = sub.Close() }()
+	return !isUnreachable(sub.Ping(ctx))
 }
 
 // Heard returns nil at once if the node was heard lately. Otherwise it is asked; while it was heard for less than ReplyTimeout
@@ -288,7 +295,7 @@ func dials(ctx context.Context, opt *redis.Options) bool {
 func (d *deployment) Heard(ctx context.Context, record string) error {
 	b := d.batcher(record)
 	age := b.age()
-	if age < suspectAfter && !b.isDown.Load() {
+	if age < suspectAfter && !b.isDown() {
 		return nil
 	}
 	key := KeyOf(d.prefix, record)
@@ -299,11 +306,9 @@ func (d *deployment) Heard(ctx context.Context, record string) error {
 	if age < ReplyTimeout {
 		return nil
 	}
-	timer := time.NewTimer(ReplyTimeout)
-	defer timer.Stop()
 	select {
 	case <-probes:
-	case <-timer.C:
+	case <-time.After(ReplyTimeout):
 	case <-*b.lost.Load():
 	case <-ctx.Done():
 		return CallerGone(ctx, "acquire", key)

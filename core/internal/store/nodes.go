@@ -38,19 +38,13 @@ func (d *deployment) forgetGone() {
 	if err != nil {
 		return
 	}
-	var gone []*batcher
 	d.batchersMu.Lock()
+	defer d.batchersMu.Unlock()
 	for node, b := range d.batchers {
 		if !serves[node] {
 			delete(d.batchers, node)
-			gone = append(gone, b)
-		}
-	}
-	d.batchersMu.Unlock()
-	for _, b := range gone {
-		b.group.Close()
-		if wasDown := b.accept(); wasDown {
-			b.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
+			b.group.Close()
+			b.accept("the node has left the Cluster")
 		}
 	}
 }

@@ -45,10 +45,8 @@ func (d *deployment) step(ctx context.Context, f func() (busy time.Duration, err
 	}
 	defer func() { p.free <- struct{}{} }()
 	if pause := time.Until(p.next); pause >= shortestPause {
-		timer := time.NewTimer(pause)
-		defer timer.Stop()
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return ctxerr.Of(ctx)
 		case <-d.life.Over():

@@ -141,7 +141,7 @@ func (q *quorum) Wait() {
 func (n *node) silent(record string) bool {
 	b := n.batcher(record)
 	b.suspect()
-	return b.isDown.Load() || b.deaf.Load()
+	return b.isDown() || b.deaf()
 }
 
 // submit sends cmd, and calls onReply with its result.

@@ -11,7 +11,7 @@ import (
 // Release retries for about releaseWait: one try takes up to ReplyTimeout.
 func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	start, ran := time.Now(), false // whether an earlier try may have run
-	once := req.Briefly && d.batcher(req.Record).isDown.Load()
+	once := req.Briefly && d.batcher(req.Record).isDown()
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
@@ -132,10 +132,8 @@ func (c *cancellations) retryLater(one cancellation) {
 }
 
 func (c *cancellations) retry() {
-	timer := time.NewTimer(cancelPause)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(cancelPause):
 	case <-c.d.life.Closing():
 	}
 	c.mu.Lock()
