@@ -6,24 +6,18 @@ import (
 	"github.com/perkey-go/perkey/internal/keyring"
 )
 
-// ErrSealed means that the stored data of a message cannot be opened with the
-// queue's [Keyring]: it is not sealed, is sealed under a key that the Keyring lacks,
-// belongs to another message, or is damaged.
+// ErrSealed means that the stored data of a message cannot be opened with the queue's [Keyring]: it is not sealed, is sealed
+// under a key that the Keyring lacks, belongs to another message, or is damaged.
 var ErrSealed = keyring.ErrSealed
 
-// Keyring has the keys of [WithEncryption], by their ids. A key is 32 random
-// bytes, not a password. An id is 1 to 32 letters, digits, dots,
-// underscores and hyphens; it is not secret, and is stored beside what the key
-// has sealed.
+// Keyring has the keys of [WithEncryption], by their ids. A key is 32 random bytes, not a password. An id is 1 to 32 letters,
+// digits, dots, underscores and hyphens; it is not secret, and is stored beside what the key has sealed.
 //
-// To rotate, add the new key to the Keyring of every process, then make it
-// Current everywhere, and remove the old key when nothing it sealed is left:
-// after the longest age plus the longest retention. Never use an id for a
-// second key.
+// To rotate, add the new key to the Keyring of every process, then make it Current everywhere, and remove the old key when
+// nothing it sealed is left: after the longest age plus the longest retention. Never use an id for a second key.
 //
-// Rotate before a key has sealed 2^32 times: nonces are random, and NIST SP
-// 800-38D, section 8.3, allows no more. The payload, the result and each cause
-// of a message count, in all queues and processes that share the key.
+// Rotate before a key has sealed 2^32 times: nonces are random, and NIST SP 800-38D, section 8.3, allows no more. The payload,
+// the result and each cause of a message count, in all queues and processes that share the key.
 //
 // A Keyring is printed, logged and marshaled without its keys. The exception is
 // package fmt, given a struct with a Keyring in an unexported field.
@@ -42,10 +36,9 @@ var ErrSealed = keyring.ErrSealed
 // One Keyring may be given to queues and to an idempotency.Store.
 type Keyring = keyring.Keyring
 
-// WithEncryption has the queue seal payloads, results and causes with
-// AES-256-GCM before they are sent to Redis. Read access to Redis does not reveal
-// them; write access cannot forge them, change them, or move them to
-// another message or queue name. Default: they are stored as they are.
+// WithEncryption has the queue seal payloads, results and causes with AES-256-GCM before they are sent to Redis. Read access to
+// Redis does not reveal them; write access cannot forge them, change them, or move them to another message or queue name.
+// Default: they are stored as they are.
 //
 // Ids, lock keys, names and principals are not hidden, but a payload is bound to them: it does not
 // open under others. Times, counters and sizes are neither hidden nor bound. With write access to Redis, messages can be
@@ -60,8 +53,8 @@ type Keyring = keyring.Keyring
 // Encryption is switched on in three deployments, each finished before the next begins: with Keyring.Keys and AcceptUnsealed,
 // which reads what is sealed and seals nothing; then with Current too; and without AcceptUnsealed when the last unsealed message,
 // dead letter and result is gone. If the queue is empty, the last one is enough; otherwise such a process is refused
-// (ErrOtherEncryption) where none has sealed before. A worker without AcceptUnsealed never runs a message that is not sealed: it
-// hands it back ([ErrSealed]) to those that may, until it expires.
+// (ErrOtherEncryption) where none has sealed before. A worker never runs a message that it cannot open, or that is not sealed
+// unless it has AcceptUnsealed. It hands it back ([ErrSealed]) to those that may, and makes a dead letter of it before it expires.
 //
 // Encryption cannot be switched off: enqueue to a queue with a new name, and keep workers on the old one until it
 // is empty. Locks hold across the two queues, the order of a key's messages does not.

@@ -127,7 +127,7 @@ func (w *fetcher) handBack(c *claim) bool {
 		w.returns = r
 		w.handlers.Go(func() { w.sendReturns(r) })
 	}
-	w.returns.batch = append(w.returns.batch, c.end(w.returnedOutcome(c.message, why), w.lease))
+	w.returns.batch = append(w.returns.batch, c.end(w.returnedOutcome(c, why), w.lease))
 	if len(w.returns.batch) == batchItems {
 		close(w.returns.full)
 		w.returns = nil

@@ -205,6 +205,24 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 	})
 }
 
+// What nobody opens becomes a dead letter, with its payload, before it is too old.
+func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear"), MaxAge: 3 * time.Second})
+		accepting := keyring
+		accepting.AcceptUnsealed = true
+		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(accepting)).Enqueue(t.Context(), delayqueue.Job{})
+		require.NoError(t, err)
+		b.startOn(b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)), (&ran{}).handle)
+		redistest.Eventually(t, func() bool { return b.status(id).State.Ended() }, "it stays")
+		require.Equal(t, delayqueue.StateDead, b.status(id).State)
+		payload, err := b.queue.Payload(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, "clear", string(payload))
+	})
+}
+
 // Replicas of each deployment store and run work beside those of the one before, and no call is refused.
 func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

@@ -154,7 +154,7 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		return v
 	case errors.As(err, &handBack):
 		w.handedBack.add(c.message, err)
-		return w.returnedOutcome(c.message, err)
+		return w.returnedOutcome(c, err)
 	case errors.As(err, &unopened):
 		v.kind = OutcomeDead
 		return v
@@ -180,10 +180,14 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 }
 
 // returnedOutcome is the outcome of a message that another Worker may be able to run. Thousands of them
-// return at a rate that leaves room for others.
-func (w *Worker) returnedOutcome(m Message, err error) outcome {
-	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.handedBack.known()+1)*handBackEach)
-	return outcome{kind: OutcomeReturned, handedBack: true, last: true, err: err, delay: backoff.Spread(min(delay, handBackMost))}
+// return at a rate that leaves room for others. One that nobody has opened in most of its time dies: so its payload is kept.
+func (w *Worker) returnedOutcome(c *claim, err error) outcome {
+	delay := backoff.Exponential(c.message.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.handedBack.known()+1)*handBackEach)
+	delay = backoff.Spread(min(delay, handBackMost))
+	if errors.Is(err, ErrSealed) && delay >= c.left()/2 {
+		return outcome{kind: OutcomeDead, last: true, err: err}
+	}
+	return outcome{kind: OutcomeReturned, handedBack: true, last: true, err: err, delay: delay}
 }
 
 // laterMost bounds the delay of RetryLater, unless the other side says when to come back.
