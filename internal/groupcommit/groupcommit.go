@@ -9,13 +9,6 @@ import (
 	"time"
 )
 
-// slow: if no batch has begun for this long, those in flight may be on dead connections, so more
-// than Width may be in flight.
-const slow = 20 * time.Millisecond
-
-// calm: and nothing was late for this long. Else the server has too much to do, and more in flight would make it worse.
-const calm = time.Second
-
 // ErrClosed is the error of Add when no goroutine can be started.
 var ErrClosed = errors.New("groupcommit: closed")
 
@@ -31,8 +24,8 @@ type Options[T any] struct {
 	// Gone reports whether the caller of an item has left. It must not call the group.
 	Gone func(item T) bool
 	// Late reports whether an item that is run now would be done too late for its caller, who has not left. It is asked while
-	// the group is overloaded: batches are in flight, and what waits does not fit into one. What is late waits until nothing is in
-	// flight. Nil: nothing is. It must not call the group.
+	// the group is overloaded: batches are in flight, and what waits does not fit into one. What is late waits until it is not, or
+	// until nothing is in flight, or what is may be stuck. Nil: nothing is. It must not call the group.
 	Late func(item T) bool
 	// Drop is called with items that are not run because their callers have left. It may be nil.
 	Drop func(items []T)
@@ -44,8 +37,11 @@ type Options[T any] struct {
 	// Width is how many batches may be in flight at once. With more, batches would be smaller;
 	// with fewer, an item would wait although the server is idle.
 	Width int
-	// Max is how many batches may be in flight at once while they are slow.
+	// Max is how many batches may be in flight at once while those may be on dead connections.
 	Max int
+	// Slow returns how long no batch has begun when that may be. A server that has too much to do only replies late, and more in
+	// flight would make it worse: there it is longer than between two replies. Nil: 20 ms. It must not call the group.
+	Slow func() time.Duration
 
 	// Go starts a goroutine, or reports false: then Add fails with ErrClosed. Up to Width
 	// goroutines are retained until Close, since a new one would grow its stack under each
@@ -67,8 +63,7 @@ type Group[T any] struct {
 	running int       // batches in flight
 	latest  int       // number of the latest batch
 	since   time.Time // when it began
-	late    time.Time // when an item was last Late
-	watched bool      // a timer will check whether it is slow
+	watched bool      // a timer will check whether they are stuck
 	work    sync.Cond
 	idle    int                   // goroutines that wait for work
 	closed  bool                  // goroutines are not retained
@@ -77,6 +72,9 @@ type Group[T any] struct {
 
 // New returns a Group.
 func New[T any](o Options[T]) *Group[T] {
+	if o.Slow == nil {
+		o.Slow = func() time.Duration { return 20 * time.Millisecond }
+	}
 	g := &Group[T]{o: o}
 	g.work.L = &g.mu
 	return g
@@ -102,19 +100,13 @@ func (g *Group[T]) Add(items ...T) error {
 	return nil
 }
 
-// waiting is how many items can be run now. Called with mu held.
-func (g *Group[T]) waiting() int {
-	n := len(g.first) + len(g.queue)
-	if g.running == 0 {
-		n += len(g.behind)
-	}
-	return n
-}
+// waiting is how many items are not in flight. Called with mu held.
+func (g *Group[T]) waiting() int { return len(g.first) + len(g.queue) + len(g.behind) }
 
 // launch starts a goroutine for a queue of so many items, if few batches are in flight or they are
-// slow. It reports false if none can be started. Called with mu held.
+// stuck. It reports false if none can be started. Called with mu held.
 func (g *Group[T]) launch(items int) bool {
-	if g.out < g.o.Width && (g.out == 0 || g.enough(items)) || g.out < g.o.Max && time.Since(g.since) >= slow && time.Since(g.late) >= calm {
+	if g.out < g.o.Width && (g.out == 0 || g.enough(items)) || g.out < g.o.Max && g.stuck() {
 		if !g.start() {
 			return false
 		}
@@ -125,15 +117,18 @@ func (g *Group[T]) launch(items int) bool {
 	return true
 }
 
+// stuck reports whether the batches in flight may be on dead connections. Called with mu held.
+func (g *Group[T]) stuck() bool { return time.Since(g.since) >= g.o.Slow() }
+
 func (g *Group[T]) enough(items int) bool { return g.o.Enough == nil || g.o.Enough(items) }
 
-// watch checks the queue again when the batches in flight would count as slow. Called with mu held.
+// watch checks the queue again when the batches in flight would count as stuck. Called with mu held.
 func (g *Group[T]) watch() {
 	if g.watched {
 		return
 	}
 	g.watched = true
-	time.AfterFunc(slow, func() {
+	time.AfterFunc(g.o.Slow(), func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.watched = false
@@ -175,11 +170,13 @@ func (g *Group[T]) run() {
 				g.watch()
 				break
 			}
-			if g.out > g.o.Width && number > 0 && number < g.latest { // batches are not slow any more
+			if g.out > g.o.Width && number > 0 && number < g.latest { // batches are not stuck any more
 				break
 			}
 			var gone []T
-			batch, gone = g.take(batch[:0])
+			if batch, gone = g.take(batch[:0]); len(batch)+len(gone) == 0 { // what is late waits for those in flight
+				break
+			}
 			number = g.latest
 			g.running++
 			g.mu.Unlock()
@@ -200,36 +197,34 @@ func (g *Group[T]) run() {
 	}
 }
 
-// take moves the items of the next batch from where they wait to batch, and returns those that it met whose callers have left. Called
-// with mu held.
+// take moves the items of the next batch to batch, and returns those that it met whose callers have left. Called with mu held.
 func (g *Group[T]) take(batch []T) (taken, gone []T) {
 	if g.o.Late == nil { // Fits is to see what is left
 		gone = g.clearUp(0)
 	}
+	for i := len(g.behind) - 1; i >= 0 && (g.o.Gone(g.behind[i]) || !g.o.Late(g.behind[i])); i-- {
+		g.queue = append(g.queue, g.behind[i])
+		g.behind = slices.Delete(g.behind, i, i+1)
+	}
 	n := g.fits(g.first)
-	batch = append(batch, g.first[:n]...)
+	g.queue = slices.Insert(g.queue, 0, g.first[:n]...)
 	g.first = slices.Delete(g.first, 0, n)
 	room := g.fits(g.queue)
-	if g.o.Fits != nil {
-		room -= n
-	}
 	overloaded := g.o.Late != nil && g.running > 0 && room < len(g.queue)
 	i := 0
-	for ; i < len(g.queue) && room > 0; i++ {
+	for ; i < len(g.queue) && len(batch) < room; i++ {
 		switch item := g.queue[i]; {
 		case g.o.Late != nil && g.o.Gone(item):
 			g.left = max(g.left-1, 0)
 			gone = append(gone, item)
-		case overloaded && g.o.Late(item):
-			g.late = time.Now()
+		case overloaded && i >= n && g.o.Late(item):
 			g.behind = append(g.behind, item)
 		default:
 			batch = append(batch, item)
-			room--
 		}
 	}
 	g.queue = slices.Delete(g.queue, 0, i)
-	if len(batch) == 0 && g.running == 0 { // the last have most time
+	if len(batch) == 0 && (g.running == 0 || g.stuck()) { // the last have most time
 		gone = append(gone, g.clearUp(-1)...)
 		kept := len(g.behind) - g.fits(g.behind)
 		batch = append(batch, g.behind[kept:]...)
@@ -238,8 +233,10 @@ func (g *Group[T]) take(batch []T) (taken, gone []T) {
 	if g.waiting() > 0 {
 		g.watch()
 	}
-	g.latest++
-	g.since = time.Now()
+	if len(batch) > 0 {
+		g.latest++
+		g.since = time.Now()
+	}
 	return batch, gone
 }
 
@@ -250,10 +247,9 @@ func (g *Group[T]) fits(queue []T) int {
 	return g.o.Fits(queue)
 }
 
-// Enter lets a caller that would wait for its item do the work itself, if no batch is in flight or
-// about to be: that saves two switches of goroutines. The goroutine that ran the last batch may
-// still check the queue, and finds it empty. After true the caller must call [Group.Leave]. In a
-// group with a width of one, items that are added meanwhile wait for it.
+// Enter lets a caller that would wait for its item do the work itself, if no batch is in flight or about to be: that saves two switches
+// of goroutines. The goroutine that ran the last batch may still check the queue, and finds it empty. After true the caller must call
+// [Group.Leave]. In a group with a width of one, items that are added meanwhile wait for it.
 func (g *Group[T]) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -280,7 +276,7 @@ func (g *Group[T]) Leave() {
 func (g *Group[T]) Forget() {
 	g.mu.Lock()
 	g.left++
-	gone := g.clearUp((g.waiting() + len(g.behind)) / 2)
+	gone := g.clearUp(g.waiting() / 2)
 	g.mu.Unlock()
 	g.drop(gone)
 }

@@ -119,15 +119,17 @@ func TestAdd_ABatchHasWhatFits(t *testing.T) {
 }
 
 func TestAdd_WhatIsFirstGoesBeforeTheOthers(t *testing.T) {
-	two := func(queue []int) int { return min(2, len(queue)) }
-	even := func(n int) bool { return n%2 == 0 }
-	play(t, groupcommit.Options[int]{Width: 1, Max: 1, Fits: two, First: even}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
+	o := groupcommit.Options[int]{
+		Width: 1, Max: 1, Fits: func(queue []int) int { return min(4, len(queue)) }, First: func(n int) bool { return n%2 == 0 },
+		Late: func(int) bool { return false }, Gone: func(n int) bool { return n == 4 },
+	}
+	play(t, o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
 		require.NoError(t, g.Add(-1))
 		synctest.Wait()
-		require.NoError(t, g.Add(1, 2, 3, 4, 6))
+		require.NoError(t, g.Add(1, 2, 3, 4, 6, 8, 10))
 		close(s.letGo)
 		synctest.Wait()
-		require.Equal(t, [][]int{{-1}, {2, 4}, {6, 1}, {3}}, s.ran())
+		require.Equal(t, [][]int{{-1}, {2, 6, 8, 1}, {10, 3}}, s.ran(), "as many as there is room for, and none whose caller has left")
 	})
 }
 
@@ -147,26 +149,33 @@ func TestFits_IsAskedOfWhatIsLeft(t *testing.T) {
 
 func TestLate_IsAskedOfWhatDoesNotFitBesideOthers(t *testing.T) {
 	two := func(queue []int) int { return min(2, len(queue)) }
+	late := 10
 	o := groupcommit.Options[int]{
-		Width: 2, Max: 4, Fits: two, Late: func(n int) bool { return n > 10 }, Gone: func(int) bool { return false },
+		Width: 3, Max: 3, Fits: two, Late: func(n int) bool { return n > late }, Gone: func(int) bool { return false },
 	}
 	play(t, o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
-		for _, n := range []int{-1, -2} {
-			require.NoError(t, g.Add(n))
+		add := func(items ...int) (ran [][]int) {
+			before := len(s.ran())
+			require.NoError(t, g.Add(items...))
 			synctest.Wait()
+			return s.ran()[before:]
 		}
-		require.NoError(t, g.Add(11, 1, 12, 2, -3, 13))
-		time.Sleep(30 * time.Millisecond) // those are slow: one more may be in flight
-		require.Equal(t, [][]int{{-1}, {-2}, {1, 2}, {-3, 13}}, s.ran(), "the last two fit")
-		require.NoError(t, g.Add(3))
-		time.Sleep(30 * time.Millisecond)
-		require.Len(t, s.ran(), 4, "something was late just now")
-		time.Sleep(time.Second)
-		require.Equal(t, []int{3}, s.ran()[4])
+		late = 10
+		add(-1)
+		add(-2)
+		require.Equal(t, [][]int{{1, 2}, {13}}, add(11, 1, 12, 2, 13), "the last one fits")
+		require.Equal(t, [][]int{{3}}, add(3))
+		late = 12
+		require.Equal(t, [][]int{{4, 12}, {11}}, add(4), "they are not late any more")
+		late = 10
+		require.Empty(t, add(11, 12, 13))
+		time.Sleep(19 * time.Millisecond)
+		require.Empty(t, add())
+		time.Sleep(2 * time.Millisecond)
+		require.Equal(t, [][]int{{12, 13}}, s.ran()[7:], "those in flight may be stuck")
 		close(s.letGo)
 		synctest.Wait()
-		require.Equal(t, []int{11, 12}, s.ran()[5], "nothing is in flight")
-		require.Len(t, s.ran(), 6)
+		require.Equal(t, [][]int{{11}}, s.ran()[8:], "nothing is in flight")
 	})
 }
 

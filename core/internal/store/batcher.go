@@ -33,7 +33,7 @@ func newBatcher(d *deployment, node *redis.Client) *batcher {
 	b.init()
 	b.group = groupcommit.New(groupcommit.Options[*command]{
 		Run: b.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
-		Fits: b.load.fits, Late: b.load.late, First: (*command).first,
+		Fits: b.load.fits, Late: b.load.late, Slow: b.load.slow, First: (*command).first,
 	})
 	return b
 }

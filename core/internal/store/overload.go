@@ -67,6 +67,12 @@ func (l *pressure) fits(queue []*command) int {
 	return min(len(queue), max(batchLeast, int(batchMost*min(1, share))))
 }
 
+// slow is how long no batch begins where those in flight are on dead connections. While Redis has too much to do, and callers wait,
+// one begins when the reply to another has come.
+func (l *pressure) slow() time.Duration {
+	return promptly + 2*time.Duration(max(0, l.batch.Load()-l.least.Load()))
+}
+
 // forget is for a node that was away.
 func (l *pressure) forget() {
 	for _, v := range []*atomic.Int64{&l.batch, &l.least, &l.mean, &l.deviation} {
