@@ -19,6 +19,7 @@
 -- #include common.lua
 -- #include admit.lua
 local HEADER = 54 -- bytes of a record before the key
+local APART = 1000 -- ms: what is carried over takes less, usually
 local n, sure = ARGV[4]:match('^(%d+) ?(1?)$')
 n = tonumber(n)
 local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
@@ -48,6 +49,10 @@ local function read_how(s, before)
   end
   if more:sub(1, 1) == 'm' then
     times, tries = more:sub(2, 27), more:sub(28)
+    local shift = now + age - tonumber(more:sub(15, 27), 10)
+    if math.abs(shift) > APART then -- its times are of a partition with another clock
+      times = string.format('%013d', tonumber(more:sub(2, 14), 10) + shift) .. text(now + age)
+    end
   end
   return {
     first = before + 1, last = before + many, named = k + p > 0, key = k, principal = k + name + 1, about = k + name + p,
