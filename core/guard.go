@@ -40,6 +40,10 @@ type Call struct {
 	// Encode returns the work as bytes for a queue to store. It is called only
 	// when the call is deferred. Nil: the call cannot be deferred.
 	Encode func() ([]byte, error)
+	// DeduplicationID identifies the work among deferred calls. A queue stores one call with the same
+	// DeduplicationID, Key, Name and Principal while it is queued or runs; the others get its ticket. The ticket's id is
+	// a hash of the four. Empty: each call is stored.
+	DeduplicationID string
 	// BeforeWait is called once, before the call waits for the first time. If it returns an
 	// error, the call fails with that error. It may be nil.
 	BeforeWait func() error

@@ -105,7 +105,7 @@ func (d Decision) String() string {
 
 // Ticket is the receipt for work that was accepted to run later.
 type Ticket struct {
-	// ID names the work. It cannot be guessed.
+	// ID names the work. It cannot be guessed, but from [Call].DeduplicationID.
 	ID string
 	// Queue is the name of the queue that holds it.
 	Queue string

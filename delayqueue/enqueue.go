@@ -22,6 +22,7 @@ type enqueueing struct {
 	long     []byte // its payload, if that is too long for a record
 	expires  time.Time
 	stored   bool // and not before
+	over     bool // of Receipt
 	err      error
 	done     chan struct{} // has one when the others are set
 }
@@ -61,7 +62,7 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 		if e.err != nil {
 			return Receipt{}, e.err
 		}
-		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored}, nil
+		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored, e.over}, nil
 	case <-ctx.Done():
 		p.enqueues.Forget()
 		return Receipt{}, callerGone(ctx, "enqueue")
@@ -90,7 +91,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		case gone:
 			e.err, closed = errClosed, true
 		case exception:
-			e.err = e.answered(p.queue, word)
+			e.err = e.answered(p.queue, word, now)
 			closed = closed || errors.Is(e.err, errClosed)
 		default:
 			e.expires, e.stored = now.Add(time.Duration(ceilMilliseconds(e.job.MaxAge))*time.Millisecond), true
@@ -216,7 +217,7 @@ func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
 }
 
 // answered takes the reply of enqueue.lua for a job that it did not store now.
-func (e *enqueueing) answered(q *Queue, word string) error {
+func (e *enqueueing) answered(q *Queue, word string, now time.Time) error {
 	full := fullWords[word]
 	switch {
 	case errors.Is(full, ErrKeyFull):
@@ -227,9 +228,9 @@ func (e *enqueueing) answered(q *Queue, word string) error {
 		return errClosed
 	}
 	if notAfter, known := readMillis(word); known {
-		e.expires = notAfter
+		e.expires, e.over = notAfter, !now.Before(notAfter)
 	} else if ended, known := readEnding(e.job.ID, word); known {
-		e.expires = ended.ExpiresAt
+		e.expires, e.over = ended.ExpiresAt, true
 	} else {
 		return fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
 	}

@@ -63,19 +63,16 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true, fresh: true}
+	if of := c.Call.DeduplicationID; of != "" {
+		job.ID, job.fresh = parkedID(of, job.Key, job.Name, job.Principal), false
+	}
 	if validTrace(c.Call.Trace) {
 		job.Trace = c.Call.Trace
 	}
 	job.Coalesce, job.QuietPeriod, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
 	ctx, job.Trace = p.queue.reportEnqueuing(ctx, job)
-	receipt, err := p.queue.enqueue(ctx, job)
-	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
-		// Perhaps only the reply was lost, and the call will run: the same id gets the same ticket.
-		job.fresh = false
-		receipt, err = p.queue.enqueue(ctx, job)
-	}
-	receipt.Stored = err == nil // nobody else has the id
+	receipt, err := p.queue.park(ctx, &job)
 	p.queue.reportEnqueue(ctx, job, receipt, err, began)
 	if err != nil {
 		return core.Reject(), err
@@ -83,6 +80,42 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), func(ctx context.Context) (bool, error) {
 		return p.queue.mayRun(ctx, job.Key)
 	}), nil
+}
+
+// parkedID is a ticket's id that all calls with one DeduplicationID share, or that follows such an id.
+func parkedID(parts ...string) string {
+	var b [][]byte
+	for _, part := range parts {
+		b = append(b, []byte(part))
+	}
+	return ident.Hash(b...)[:32]
+}
+
+// mostFollowing bounds how many messages of one DeduplicationID that are over are looked at.
+const mostFollowing = 8
+
+// park stores a call, and returns the id that it has then. One with a DeduplicationID has the first id whose message is not
+// over: all processes see the same ones.
+func (q *Queue) park(ctx context.Context, job *Job) (Receipt, error) {
+	own := job.fresh
+	for following := 0; ; following++ {
+		receipt, err := q.enqueue(ctx, *job)
+		if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
+			// Perhaps only the reply was lost, and the call will run: the same id gets
+			// the same ticket.
+			job.fresh = false
+			receipt, err = q.enqueue(ctx, *job)
+		}
+		receipt.Stored = err == nil && (own || receipt.Stored)
+		switch {
+		case own || !receipt.over:
+			return receipt, err
+		case following < mostFollowing:
+			job.ID = parkedID(job.ID)
+		default:
+			job.ID, job.fresh, own = ident.Random(16), true, true
+		}
+	}
 }
 
 // reserves is for how long the key stays reserved: a quiet period comes on top.

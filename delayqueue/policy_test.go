@@ -105,3 +105,36 @@ func TestPolicy_AParkedCallWhoseReplyWasLostIsStoredOnce(t *testing.T) {
 		require.EqualValues(t, 2, stats.Queued)
 	})
 }
+
+func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		park := func(q *delayqueue.Queue, call core.Call) string {
+			call.Encode = func() ([]byte, error) { return []byte("work"), nil }
+			d, err := delayqueue.Policy(q).OnConflict(t.Context(), core.Conflict{Call: call})
+			require.NoError(t, err)
+			ticket, _ := d.Ticket()
+			status, err := b.queue.Status(t.Context(), ticket.ID)
+			require.NoError(t, err)
+			require.Equal(t, delayqueue.StateQueued, status.State)
+			return ticket.ID
+		}
+		replica := b.newQueue(b.env.Client(t))
+		call := core.Call{Key: "k", DeduplicationID: "d"}
+		seen := map[string]bool{park(b.queue, core.Call{Key: "k"}): true}
+		for range 12 { // a client cancels it again and again
+			id := park(b.queue, call)
+			require.False(t, seen[id])
+			seen[id] = true
+			if len(seen) < 8 {
+				require.Equal(t, id, park(replica, call))
+			}
+			require.NoError(t, b.queue.Cancel(t.Context(), id))
+		}
+		for _, other := range []core.Call{call, {Key: "other", DeduplicationID: "d"}, {Key: "k", DeduplicationID: "other"}, {Key: "k", Name: "other", DeduplicationID: "d"}, {Key: "k", Principal: "other", DeduplicationID: "d"}} {
+			id := park(b.queue, other)
+			require.False(t, seen[id])
+			seen[id] = true
+		}
+	})
+}

@@ -129,6 +129,8 @@ type Receipt struct {
 	// as the ID is remembered. False: a job with this ID was stored before, and the ticket is
 	// that job's; or this call stored it, but the first reply was lost, and it was sent again.
 	Stored bool
+
+	over bool // it is the ticket of a message that has ended, or is too old to be started
 }
 
 // Enqueue stores a job, and blocks for one round trip; for three if it is the first of its

@@ -110,7 +110,7 @@
 //
 //	the first one is in progress         as the guard's policy says: 409, or it waits, or 202
 //	it was carried out                   its response
-//	it is parked                         202 with the same ticket, until that expires
+//	it is parked, or about to be         202 with the same ticket, until that expires
 //	the payload is another one           422
 //
 // The ticket's status resource has its state: it may have been cancelled since, or be a dead

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -371,29 +372,53 @@ func TestIdempotency_AdapterWithoutTeeRunsNothing(t *testing.T) {
 	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
-// Requests that are parked at the same time may get two tickets. They run once.
-func TestIdempotency_RequestParkedTwiceRunsOnce(t *testing.T) {
+// Requests with one Idempotency-Key that are parked at the same time are one message. Those of an earlier release may be several: they run once.
+func TestIdempotency_RequestsParkedAtOnceAreOneMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
+		d, replica := openParking(t, env), openParking(t, env)
 		var runs atomic.Int64
-		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
+		for _, d := range []*parkingSite{d, replica} {
+			d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
+		}
 		release := d.Hold(t)
-		location := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
-		forget := func() { // as if those before had not come so far yet
+		park := func() string {
+			return requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
+		}
+		forget := func() { // as if those before had not come so far yet, or died before
 			for _, name := range redistest.Keys(t, d.Redis, d.Prefix+":idem{}:") {
 				require.NoError(t, d.Redis.Del(t.Context(), name).Err())
 			}
 		}
+		cancelled := park()
+		require.Equal(t, http.StatusNoContent, testbed.Call(t, d.mux, http.MethodDelete, cancelled, "").Status)
 		forget()
-		other := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")))
-		require.NotEqual(t, location, other)
+		location := park()
+		require.NotEqual(t, cancelled, location, "what has ended is parked anew")
+		var all sync.WaitGroup
+		for range 10 {
+			for _, d := range []*parkingSite{d, replica} {
+				all.Go(func() {
+					assert.Equal(t, location, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{}")).Header.Get("Location"))
+				})
+			}
+			forget()
+		}
+		all.Wait()
+		stats, err := d.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, stats.Queued)
+
+		payload, err := d.queue.Payload(t.Context(), strings.TrimPrefix(location, "/tickets/"))
+		require.NoError(t, err)
+		other, err := d.queue.Enqueue(t.Context(), delayqueue.Job{Key: testbed.OrderKey, Name: d.status(t, location).Name, Payload: payload})
+		require.NoError(t, err)
 		forget()
 		third := requireParked(t, testbed.Do(d.mux, withKey(t, testbed.OrderPath, "k", "{other}")))
 		forget()
 		release()
 		d.work(t)
 		require.Equal(t, "run 1", d.result(t, location).Body)
-		require.Equal(t, "run 1", d.result(t, other).Body)
+		require.Equal(t, "run 1", d.result(t, "/tickets/"+other.ID).Body)
 		require.Equal(t, http.StatusUnprocessableEntity, d.result(t, third).Status, "another payload under the key is a result too")
 		require.EqualValues(t, 1, runs.Load())
 	})

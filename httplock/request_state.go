@@ -153,6 +153,9 @@ func (p *requestState) prepareToWait() {
 	p.call.BeforeWait = p.beforeWait
 	if p.replay == nil && replayable(p.x.Request) && (p.body.whole || !p.streams()) {
 		p.call.Encode = p.encode
+		if o := p.idempotent; o != nil {
+			p.call.DeduplicationID = o.work.Name + o.work.Fingerprint
+		}
 		p.nobody = cmp.Or(p.nobody, p.body.notStorable())
 	}
 	p.call.Prefer.Async = p.call.Prefer.Async && p.call.Encode != nil && p.nobody == nil

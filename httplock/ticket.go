@@ -46,7 +46,7 @@ import (
 // WithPrincipal stored and which is empty for anonymous requests. Tickets are those of parked
 // requests, and of jobs that the queue gave an id: 32 hexadecimal digits. A job with a Job.ID
 // of its own has no ticket here, since its id could be guessed. A ticket's id cannot be
-// guessed, but can be passed on. authorize must be safe for concurrent use. A ticket that the
+// guessed, but by who knows an Idempotency-Key and its request, and can be passed on. authorize must be safe for concurrent use. A ticket that the
 // client may not see, one that is gone, one that never was, and a result that is not there
 // have the same 404.
 //
