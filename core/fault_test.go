@@ -27,9 +27,7 @@ func throughProxy(t *testing.T, env *redistest.Env, maxRetries int) (*core.Locke
 	t.Helper()
 	proxy := redistest.NewProxy(t, env.Addr)
 	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: maxRetries})
-	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix), core.WithFirstLease(3*time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
+	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb), core.WithFirstLease(3*time.Second))
 	return l, proxy, env.Client(t)
 }
 

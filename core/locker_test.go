@@ -15,10 +15,7 @@ import (
 
 func newLocker(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(env.Client(t), append([]core.Option{core.WithPrefix(env.Prefix)}, opts...)...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	return lockerOn(t, env.Client(t), env.Prefix, opts...)
 }
 
 func TestLocker_OneHolderPerKey(t *testing.T) {

@@ -34,10 +34,7 @@ func eachWay(t *testing.T, test func(t *testing.T, env *redistest.Env, newLocker
 		})
 		t.Run("one by one", func(t *testing.T) {
 			test(t, env, func(opts ...core.Option) *core.Locker {
-				l, err := core.New(&oneByOne{env.Client(t)}, append([]core.Option{core.WithPrefix(env.Prefix)}, opts...)...)
-				require.NoError(t, err)
-				t.Cleanup(func() { _ = l.Close() })
-				return l
+				return lockerOn(t, &oneByOne{env.Client(t)}, env.Prefix, opts...)
 			})
 		})
 	})

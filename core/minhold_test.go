@@ -17,10 +17,7 @@ import (
 func TestMinHold_KeepsAReleasedKeyTaken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		newLocker := func() *core.Locker {
-			l, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = l.Close() })
-			return l
+			return newLocker(t, env)
 		}
 		own, other := newLocker(), newLocker()
 		for _, key := range []string{"quiet", "asked for"} {

@@ -143,9 +143,7 @@ func outageLocker(t *testing.T, opts ...core.Option) (*core.Locker, *redistest.P
 	proxy := redistest.NewProxy(t, env.Addr)
 	opt := &redis.Options{Addr: proxy.Addr}
 	impatient(opt)
-	l, err := core.New(redistest.Client(t, opt), append(opts, core.WithPrefix(env.Prefix))...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
+	l := lockerOn(t, redistest.Client(t, opt), env.Prefix, opts...)
 	return l, proxy, env
 }
 

@@ -86,9 +86,7 @@ func TestRace_ALostReplyToAReleaseThatServedItsOwnQueue(t *testing.T) {
 		}
 		return err
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
+	l := lockerOn(t, rdb, env.Prefix)
 	warm(t, l)
 	redistest.Eventually(t, l.Listening, "up")
 	lease, err := l.Acquire(t.Context(), "k")
@@ -183,9 +181,7 @@ func TestRace_ARequestThatArrivesAfterItsGrantWasReleased(t *testing.T) {
 		}
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
+	l := lockerOn(t, rdb, env.Prefix)
 	warm(t, l)
 	redistest.Eventually(t, l.Listening, "up")
 	other, third := newLocker(t, env), newLocker(t, env)
@@ -228,9 +224,7 @@ func TestRace_ALateRenewalDoesNotLengthenAMinHold(t *testing.T) {
 		once.Do(func() { close(held); <-gate })
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithRenewalClient(renewals), core.WithTTL(30*time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
+	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(renewals), core.WithTTL(30*time.Second))
 	lease, err := l.Acquire(t.Context(), "k", core.MinHold(1500*time.Millisecond))
 	require.NoError(t, err)
 	<-held
@@ -263,9 +257,7 @@ func TestRace_ACallThatIsHandedAGrantWhileRedisGrantsIt(t *testing.T) {
 		}
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
+	l := lockerOn(t, rdb, env.Prefix)
 	warm(t, l)
 	redistest.Eventually(t, l.Listening, "up")
 	lease, err := l.TryAcquire(t.Context(), "k")

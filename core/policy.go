@@ -44,8 +44,7 @@ type Conflict struct {
 	Waited time.Duration
 	// LastDelay is the delay of the decision before this one; zero at first.
 	LastDelay time.Duration
-	// Remaining is how much is left of the holder's lease. The holder may release
-	// earlier, or renew. Zero: not known.
+	// Remaining is how much is left of the holder's lease. The holder may release earlier, or renew. Zero: not known.
 	Remaining time.Duration
 	// Waiting is how many calls wait for the key, as far as is known, this one included if it
 	// waits: the calls of each other process count as one.
@@ -81,8 +80,7 @@ func RetryAfter(d time.Duration) Decision {
 	return Decision{kind: decideRetry, delay: max(d, 0)}
 }
 
-// Deferred refuses the call with a [*DeferredError] that carries the ticket: the work was stored,
-// and will run later.
+// Deferred refuses the call with a [*DeferredError] that carries the ticket: the work was stored, and will run later.
 func Deferred(t Ticket) Decision { return Decision{kind: decideDeferred, ticket: t} }
 
 // Delay returns the delay of [RetryAfter], and whether the decision is one.

@@ -70,9 +70,7 @@ func TestReplicas_AGrantIsOnTheReplicas(t *testing.T) {
 	r := startReplicated(t, 2)
 	for _, protocol := range []int{2, 3} {
 		rdb := redistest.Client(t, &redis.Options{Addr: r.env.Addr, Protocol: protocol})
-		l, err := core.New(rdb, core.WithPrefix("p"))
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = l.Close() })
+		l := lockerOn(t, rdb, "p")
 		lease, err := l.Acquire(t.Context(), "k", core.WaitReplicas(2, 5*time.Second))
 		require.NoError(t, err)
 		set, err := l.TryAcquireAll(t.Context(), []string{"a", "b"}, core.WaitReplicas(2, 5*time.Second), core.FixedLease(time.Second))

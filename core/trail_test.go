@@ -19,9 +19,7 @@ func TestTrail_NamesTheLeasesThatACallWouldWaitFor(t *testing.T) {
 		a, rdb := newLocker(t, env, core.WithTTL(time.Minute)), env.Client(t)
 		var asked atomic.Int64
 		rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error { asked.Add(1); return next() }})
-		b, err := core.New(rdb, core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = b.Close() })
+		b := lockerOn(t, rdb, env.Prefix)
 		on := func(key, trail string) bool {
 			is, err := b.TrailHolds(t.Context(), key, trail)
 			require.NoError(t, err)

@@ -311,10 +311,7 @@ func TestRelease_WorksWithoutChannelRights(t *testing.T) {
 			}
 			return next()
 		}})
-		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix("p"))
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = l.Close() })
-		return l
+		return lockerOn(t, rdb, "p", core.WithRenewalClient(rdb))
 	}
 	holder := locker()
 	warm(t, holder)

@@ -152,9 +152,8 @@ func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttem
 	a.checkReservation(messages, byID, events, fresh)
 }
 
-// checkMessage: it ended once, and each of its runs after the first has a reason that
-// the handler could see.
-// It is long since it is a list of rules.
+// checkMessage: it ended once, and each of its runs after the first has a reason that the handler could see. It is long
+// since it is a list of rules.
 func (a *account) checkMessage(m *sent, runs []*run, maxAttempts int) {
 	if !m.found {
 		if m.known {

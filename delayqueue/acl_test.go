@@ -46,8 +46,7 @@ func addUsers(t *testing.T, admin redis.UniversalClient, more ...string) {
 		"locks", "locks that are waited for", "locks of parked work, Inspect")...))
 }
 
-// liveUnder does all that can be done with a queue, with clients of these users.
-// It is long since it is one story.
+// liveUnder does all that can be done with a queue, with clients of these users. It is long since it is one story.
 func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user string) redis.UniversalClient) {
 	t.Helper()
 	ctx := t.Context()
@@ -114,8 +113,7 @@ func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user strin
 	require.NoError(t, w.Stop(ctx))
 }
 
-// parkAndCancel has the policy park a call, and cancels it: a worker ends the key's
-// reservation.
+// parkAndCancel has the policy park a call, and cancels it: a worker ends the key's reservation.
 func (b *bench) parkAndCancel(key string) {
 	b.t.Helper()
 	held := b.hold(key)
@@ -131,8 +129,7 @@ func (b *bench) parkAndCancel(key string) {
 	require.NoError(b.t, held.Release(b.t.Context()))
 }
 
-// seldomUsed are the commands that the life of a queue can do without, by what has them
-// run.
+// seldomUsed are the commands that the life of a queue can do without, by what has them run.
 var seldomUsed = map[string]string{
 	"ping":     "a subscription that is idle for seconds",
 	"persist":  "many messages",

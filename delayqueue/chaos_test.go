@@ -42,8 +42,7 @@ const (
 	faultSubscribers = "subscribers"  // CLIENT KILL TYPE pubsub
 )
 
-// chaos is a round: enqueuers, worker processes and fresh calls on one queue, while
-// things go wrong.
+// chaos is a round: enqueuers, worker processes and fresh calls on one queue, while things go wrong.
 type chaos struct {
 	Messages, Keys, Workers int
 	Partitions              int           // zero: 1

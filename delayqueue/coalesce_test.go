@@ -131,8 +131,7 @@ func (b *bench) requireChains(ids []string, runs []delayqueue.Message) {
 	}
 }
 
-// 200 saves of ten keys and two principals at once, while workers run them and others hold the keys now and
-// then.
+// 200 saves of ten keys and two principals at once, while workers run them and others hold the keys now and then.
 func TestCoalesce_TheLastSaveOfEachRuns(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

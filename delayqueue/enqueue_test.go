@@ -85,8 +85,7 @@ func setupFragile(t *testing.T, env *redistest.Env) *fragile {
 	return f
 }
 
-// each makes calls at once, and returns how many came to what. Each has an event that
-// says what it returned.
+// each makes calls at once, and returns how many came to what. Each has an event that says what it returned.
 func (f *fragile) each(call func(i int) (delayqueue.Receipt, error)) map[delayqueue.EnqueueKind]int {
 	f.t.Helper()
 	var wg sync.WaitGroup

@@ -173,8 +173,7 @@ func (m idleMessages) fill(b *bench, q *delayqueue.Queue) {
 	wg.Wait()
 }
 
-// While a worker has thousands of messages that it cannot run, what it can run starts as soon as
-// before.
+// While a worker has thousands of messages that it cannot run, what it can run starts as soon as before.
 func TestHandBack_MessagesThatNobodyRunsDelayNoOthers(t *testing.T) {
 	t.Parallel()
 	fewIdle.delayNoOthers(t, time.Millisecond, 0.5, time.Second, noCheck) // among other tests; make soak-queue allows 10 ms

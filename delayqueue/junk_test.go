@@ -14,9 +14,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// Each case damages the head of a key's FIFO of three, or what is around it. The worker goes on,
-// and the damaged one is accounted for. Those behind it run, if their places were not lost.
-// It is long since most of it is a table.
+// Each case damages the head of a key's FIFO of three, or what is around it. The worker goes on, and the damaged one is
+// accounted for. Those behind it run, if their places were not lost. It is long since most of it is a table.
 func TestJunk_IsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	const id, member = "head", "head k"

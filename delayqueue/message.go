@@ -13,27 +13,22 @@ import (
 
 // Job is a piece of work to be stored.
 type Job struct {
-	// ID names the work. Of two jobs with one id and key the second is not stored, for
-	// as long as the first is remembered, and gets the ticket of the first. Do not use an
-	// id again for another key. 1 to 128 printable ASCII bytes without spaces.
-	// Empty: 128 random bits.
+	// ID names the work. Of two jobs with one id and key the second is not stored, for as long as the first is
+	// remembered, and gets the ticket of the first. Do not use an id again for another key. 1 to 128 printable ASCII
+	// bytes without spaces. Empty: 128 random bits.
 	ID string
-	// Key names what the work must have for itself; see core.ValidateKey. Messages
-	// of one key run one at a time, in the order of their arrival. Empty: no
-	// lock, and no order.
+	// Key names what the work must have for itself; see core.ValidateKey. Messages of one key run one at a time, in the
+	// order of their arrival. Empty: no lock, and no order.
 	Key string
-	// Name is the kind of work, such as a route or a task type. It may
-	// be empty, and is at most 256 bytes long.
+	// Name is the kind of work, such as a route or a task type. It may be empty, and is at most 256 bytes long.
 	Name string
-	// Principal identifies the user on whose behalf the work is done: for the
-	// handler, and to decide who may see the message. It must never be a credential.
-	// It may be empty, and is at most 256 bytes of printable UTF-8.
+	// Principal identifies the user on whose behalf the work is done: for the handler, and to decide who may see the
+	// message. It must never be a credential. It may be empty, and is at most 256 bytes of printable UTF-8.
 	Principal string
 	// Payload is the work itself. It may be empty.
 	Payload []byte
-	// Delay is how long the work must wait before it may start. It joins its key's FIFO when
-	// the delay is over, and does not hold up other messages before. Zero: none. It must be shorter than
-	// MaxAge, in whole milliseconds.
+	// Delay is how long the work must wait before it may start. It joins its key's FIFO when the delay is over, and
+	// does not hold up other messages before. Zero: none. It must be shorter than MaxAge, in whole milliseconds.
 	Delay time.Duration
 	// MaxAge is how long after its arrival the work may be started; after that it
 	// expires. Zero: the queue's; see [WithMaxAge]. At most 366 days.
@@ -121,9 +116,8 @@ type Message struct {
 	Attempt int
 	// Conflicts counts how often the message was to run and its key was held.
 	Conflicts int
-	// Losses counts the attempts whose outcome is unknown: the worker died, lost its
-	// claim or the key's lease, or was stopped before the handler was through. If it is not zero the work, or part of
-	// it, may have been done before.
+	// Losses counts the attempts whose outcome is unknown: the worker died, lost its claim or the key's lease, or was
+	// stopped before the handler was through. If it is not zero the work, or part of it, may have been done before.
 	Losses int
 	// EnqueuedAt is when the queue took the message, and ExpiresAt when it
 	// becomes too old to be started; both by the clock of Redis.
@@ -147,15 +141,13 @@ func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Pr
 
 // Handler does the work of a message. It is called on a goroutine of its own.
 //
-// Nil ends the message as done. An error that matches core.ErrConflict puts it back without
-// spending an attempt: some other key that it needs was held. [SkipRetry] makes it a dead letter,
-// [HandBack] leaves it to another Worker, and [RetryLater] tries it again until it is too old. Any
-// other error, a panic, and runtime.Goexit are failed attempts.
+// Nil ends the message as done. An error that matches core.ErrConflict puts it back without spending an attempt: some
+// other key that it needs was held. [SkipRetry] makes it a dead letter, [HandBack] leaves it to another Worker, and
+// [RetryLater] tries it again until it is too old. Any other error, a panic, and runtime.Goexit are failed attempts.
 //
-// ctx works under the lease of the message's key. It ends when the lease is lost
-// (core.ErrLeaseLost), the claim is lost ([ErrClaimLost]), or the time of [Worker.Stop] is over
-// ([ErrStopped]); context.Cause tells which. Even then the key and Stop wait for the handler to
-// return.
+// ctx works under the lease of the message's key. It ends when the lease is lost (core.ErrLeaseLost), the claim is lost
+// ([ErrClaimLost]), or the time of [Worker.Stop] is over ([ErrStopped]); context.Cause tells which. Even then the key
+// and Stop wait for the handler to return.
 type Handler func(ctx context.Context, m Message) error
 
 // State is where a message is in its life.

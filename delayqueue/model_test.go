@@ -17,8 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// The scripts against a model of what they promise: random calls, one at a time, each
-// answer and each record compared.
+// The scripts against a model of what they promise: random calls, one at a time, each answer and each record compared.
 
 const (
 	modelAttempts = 2

@@ -104,10 +104,9 @@ func TestOutage_AQueueThatRedisForgotIsUsedOn(t *testing.T) {
 	})
 }
 
-// The reply of every third run of each script is lost, with go-redis's own
-// retries and without. What is enqueued again under its id is stored once, what
-// is claimed or ended again is what was claimed or ended before: every handler
-// runs once, and the counters say so.
+// The reply of every third run of each script is lost, with go-redis's own retries and without. What is enqueued again
+// under its id is stored once, what is claimed or ended again is what was claimed or ended before: every handler runs
+// once, and the counters say so.
 func TestOutage_LostRepliesChangeNothing(t *testing.T) {
 	t.Parallel()
 	for name, retries := range map[string]int{"go-redis retries": 3, "go-redis does not retry": -1} {

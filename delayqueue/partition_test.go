@@ -15,8 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// slowNode is a hook for which the script calls of one partition take long, and fail, as
-// when its node is down.
+// slowNode is a hook for which the script calls of one partition take long, and fail, as when its node is down.
 type slowNode struct {
 	base  string
 	sick  atomic.Bool

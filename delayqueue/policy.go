@@ -64,7 +64,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true, fresh: true}
 	if of := c.Call.DeduplicationID; of != "" {
-		job.ID, job.fresh = parkedID(of, job.Key, job.Name, job.Principal), false
+		job.ID, job.fresh = ident.Hash([]byte(of), []byte(job.Key), []byte(job.Name), []byte(job.Principal))[:32], false
 	}
 	if validTrace(c.Call.Trace) {
 		job.Trace = c.Call.Trace
@@ -82,15 +82,6 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}), nil
 }
 
-// parkedID is a ticket's id that all calls with one DeduplicationID share, or that follows such an id.
-func parkedID(parts ...string) string {
-	var b [][]byte
-	for _, part := range parts {
-		b = append(b, []byte(part))
-	}
-	return ident.Hash(b...)[:32]
-}
-
 // mostFollowing bounds how many messages of one DeduplicationID that are over are looked at.
 const mostFollowing = 8
 
@@ -101,8 +92,7 @@ func (q *Queue) park(ctx context.Context, job *Job) (Receipt, error) {
 	for following := 0; ; following++ {
 		receipt, err := q.enqueue(ctx, *job)
 		if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
-			// Perhaps only the reply was lost, and the call will run: the same id gets
-			// the same ticket.
+			// Perhaps only the reply was lost, and the call will run: the same id gets the same ticket.
 			job.fresh = false
 			receipt, err = q.enqueue(ctx, *job)
 		}
@@ -111,7 +101,7 @@ func (q *Queue) park(ctx context.Context, job *Job) (Receipt, error) {
 		case own || !receipt.over:
 			return receipt, err
 		case following < mostFollowing:
-			job.ID = parkedID(job.ID)
+			job.ID = ident.Hash([]byte(job.ID))[:32]
 		default:
 			job.ID, job.fresh, own = ident.Random(16), true, true
 		}

@@ -92,9 +92,8 @@ func look(rdb *redis.Client, c workerConfig) delayqueue.Handler {
 	}
 }
 
-// count keeps an account in Redis: who is inside each key, which two were inside
-// at once, and what ran in which order. The mark of a killed process counts for
-// nothing.
+// count keeps an account in Redis: who is inside each key, which two were inside at once, and what ran in which order.
+// The mark of a killed process counts for nothing.
 func count(rdb *redis.Client, c workerConfig) delayqueue.Handler {
 	pid := strconv.Itoa(os.Getpid())
 	return func(ctx context.Context, m delayqueue.Message) error {

@@ -15,9 +15,8 @@ import (
 	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
-// Queue stores jobs in Redis until a [Worker] runs them. It is safe for concurrent use, has
-// goroutines only while calls are in progress, or while it checks for [WarnNoWorker], and needs no
-// closing.
+// Queue stores jobs in Redis until a [Worker] runs them. It is safe for concurrent use, has goroutines only while calls
+// are in progress, or while it checks for [WarnNoWorker], and needs no closing.
 //
 // The zero Queue is not useful: use [New].
 type Queue struct {
@@ -59,11 +58,10 @@ type Queue struct {
 // are one queue, whatever process they are in. The name is 1 to 64 letters, digits, dots,
 // underscores and hyphens. New does not talk to Redis. Its error wraps [core.ErrInvalidOption].
 //
-// What the processes of a queue must agree on is in its manifest in Redis, which the first of them
-// writes: the layout, the service, the number of partitions, and whether it is encrypted. Each
-// process reads it at its first use of the queue, and every minute. A process that must not use the
-// queue gets [ErrOtherLayout], [ErrOtherService] or [ErrOtherEncryption] until that is corrected;
-// its Workers claim nothing, and log why.
+// What the processes of a queue must agree on is in its manifest in Redis, which the first of them writes: the layout,
+// the service, the number of partitions, and whether it is encrypted. Each process reads it at its first use of the
+// queue, and every minute. A process that must not use the queue gets [ErrOtherLayout], [ErrOtherService] or
+// [ErrOtherEncryption] until that is corrected; its Workers claim nothing, and log why.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
 	if nilcheck.IsNil(rdb) {
 		return nil, invalidOption("New: the redis client is nil")
@@ -133,10 +131,9 @@ type Receipt struct {
 	over bool // it is the ticket of a message that has ended, or is too old to be started
 }
 
-// Enqueue stores a job, and blocks for one round trip; for three if it is the first of its
-// partition. Once it has returned nil the message is run at least once, becomes a dead letter,
-// expires, is cancelled or is superseded. A job whose ID is remembered is not stored again, and that
-// is not an error: see [Receipt].Stored.
+// Enqueue stores a job, and blocks for one round trip; for three if it is the first of its partition. Once it has
+// returned nil the message is run at least once, becomes a dead letter, expires, is cancelled or is superseded. A job
+// whose ID is remembered is not stored again, and that is not an error: see [Receipt].Stored.
 //
 // If the queue is full the error is [ErrKeyFull], [ErrPrincipalFull] or [ErrQueueFull]. After an
 // error that wraps [core.ErrUnavailable], or ctx's own, it is not known whether the job was stored:
@@ -148,7 +145,7 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
 	}
 	ctx, job.Trace = q.reportEnqueuing(ctx, job)
 	receipt, err := q.enqueue(ctx, job)
-	receipt.Stored = receipt.Stored || job.fresh && err == nil // nobody else has the id
+	receipt.Stored, receipt.over = receipt.Stored || job.fresh && err == nil, false // nobody else has the id
 	q.reportEnqueue(ctx, job, receipt, err, began)
 	return receipt, err
 }
@@ -211,10 +208,9 @@ func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
 	return Receipt{}, redisError(ctx, op, errClosed)
 }
 
-// Cancel ends a queued message as cancelled, before it is run. To cancel it twice is not an error.
-// The error is [ErrRunning] for a message that runs, [ErrEnded] for one that has ended in another
-// way, and [ErrNotFound] for one that is not known. It blocks for two round trips, three with a
-// long payload.
+// Cancel ends a queued message as cancelled, before it is run. To cancel it twice is not an error. The error is
+// [ErrRunning] for a message that runs, [ErrEnded] for one that has ended in another way, and [ErrNotFound] for one
+// that is not known. It blocks for two round trips, three with a long payload.
 func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
@@ -255,6 +251,5 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }
 
-// endedChannel is the channel on which the scripts publish the messages that have ended, while a
-// call waits for one.
+// endedChannel is the channel on which the scripts publish the messages that have ended, while a call waits for one.
 func (q *Queue) endedChannel() string { return fmt.Sprintf("%s:queue:{%s}:ended", q.prefix, q.name) }

@@ -16,8 +16,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// The reservation of what was parked while a message of the queue runs must not run out
-// before that message is over.
+// The reservation of what was parked while a message of the queue runs must not run out before that message is over.
 func TestReservation_AFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const window = 1500 * time.Millisecond
@@ -37,25 +36,30 @@ func TestReservation_AFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *tes
 		next(t, started)
 		b.parkCall("k")
 		time.Sleep(window * 3 / 2)
-		go func() {
-			lease, err := b.other.Acquire(context.Background(), "k")
-			order <- "fresh"
-			if err == nil {
-				_ = lease.Release(context.Background())
-			}
-		}()
-		redistest.Eventually(t, func() bool {
-			info, err := b.other.Inspect(t.Context(), "k")
-			return err == nil && info.Waiting > 0
-		}, "the fresh call does not wait")
+		waitFresh(b, b.other, order)
 		close(release)
 		require.Equal(t, "parked", next(t, order))
 		require.Equal(t, "fresh", next(t, order))
 	})
 }
 
-// Between two tries of a parked message its reservation must not run out, however long
-// the key is held.
+// waitFresh has a fresh call wait for the key k.
+func waitFresh(b *bench, locker *core.Locker, order chan<- string) {
+	b.t.Helper()
+	go func() {
+		lease, err := locker.Acquire(context.Background(), "k")
+		order <- "fresh"
+		if err == nil {
+			_ = lease.Release(context.Background())
+		}
+	}()
+	redistest.Eventually(b.t, func() bool {
+		info, err := b.other.Inspect(b.t.Context(), "k")
+		return err == nil && info.Waiting > 0
+	}, "the fresh call does not wait")
+}
+
+// Between two tries of a parked message its reservation must not run out, however long the key is held.
 func TestReservation_AShortReservationWindowHoldsWhileAWorkerTries(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const window = time.Second
@@ -72,17 +76,7 @@ func TestReservation_AShortReservationWindowHoldsWhileAWorkerTries(t *testing.T)
 		defer func() { _ = w.Stop(context.Background()) }()
 		redistest.Eventually(t, func() bool { return b.status(id).Conflicts >= 3 }, "it is not tried")
 		time.Sleep(window * 3 / 2)
-		go func() {
-			lease, err := b.newLocker().Acquire(context.Background(), "k")
-			order <- "fresh"
-			if err == nil {
-				_ = lease.Release(context.Background())
-			}
-		}()
-		redistest.Eventually(t, func() bool {
-			info, err := b.other.Inspect(t.Context(), "k")
-			return err == nil && info.Waiting > 0
-		}, "the fresh call does not wait")
+		waitFresh(b, b.newLocker(), order)
 		require.NoError(t, lease.Release(t.Context()))
 		require.Equal(t, "parked", next(t, order))
 		require.Equal(t, "fresh", next(t, order))

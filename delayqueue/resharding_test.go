@@ -19,8 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// While the slot of a queue moves, part of its keys are on one node and part on the
-// other: no script may run on either.
+// While the slot of a queue moves, part of its keys are on one node and part on the other: no script may run on either.
 func TestReshard_AQueueIsUnavailableWhileItsSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)

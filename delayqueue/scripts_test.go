@@ -501,8 +501,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 	})
 }
 
-// What a settlement claimed is looked for when it is sent again. Junk among what runs brings
-// no message.
+// What a settlement claimed is looked for when it is sent again. Junk among what runs brings no message.
 func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)

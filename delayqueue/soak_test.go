@@ -12,8 +12,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// seedFlag replays the choices of a round. What the network and the scheduler do between
-// them is not replayed.
+// seedFlag replays the choices of a round. What the network and the scheduler do between them is not replayed.
 var seedFlag = flag.Uint64("seed", 0, "of the faults; 0: a new one")
 
 func chaosSeed() uint64 {
@@ -23,8 +22,7 @@ func chaosSeed() uint64 {
 	return rand.Uint64N(1e9) + 1
 }
 
-// soak runs rounds until they came to so many messages, and to enough to show anything,
-// and returns what they came to.
+// soak runs rounds until they came to so many messages, and to enough to show anything, and returns what they came to.
 func (c chaos) soak(t *testing.T, messages int, enough func(a *account) bool) *account {
 	t.Helper()
 	first := chaosSeed()
@@ -71,8 +69,7 @@ var everything = map[string]time.Duration{
 	faultRepartition: 600 * time.Millisecond,
 }
 
-// Workers and Redis are killed at random moments, enqueuers meet a bad network, and
-// fresh calls want the same keys.
+// Workers and Redis are killed at random moments, enqueuers meet a bad network, and fresh calls want the same keys.
 var faultsRound = soakRound{
 	chaos: chaos{
 		Messages: 600, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Fresh: 2,
@@ -115,9 +112,8 @@ var parkedRound = soakRound{
 	done:   100,
 }
 
-// A round of each kind, or as many as it takes until enough happened. make soak-queue runs
-// them for as long as is asked for. They keep every processor busy, so that no other test
-// runs beside them.
+// A round of each kind, or as many as it takes until enough happened. make soak-queue runs them for as long as is asked
+// for. They keep every processor busy, so that no other test runs beside them.
 func TestFaults_LoseNoMessage(t *testing.T) {
 	redistest.RequireServer(t)
 	for name, round := range map[string]soakRound{

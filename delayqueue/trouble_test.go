@@ -206,8 +206,7 @@ func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
 	})
 }
 
-// A message is started before its not_after or never, also when its key was long in
-// coming.
+// A message is started before its not_after or never, also when its key was long in coming.
 func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -382,8 +381,7 @@ func TestWorker_AJobThatMayStartForAMillisecondIsNotRefusedItsStart(t *testing.T
 	})
 }
 
-// A key that is released has its head run at once, also while thousands of others have
-// just lost their last message.
+// A key that is released has its head run at once, also while thousands of others have just lost their last message.
 func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))

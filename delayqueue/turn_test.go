@@ -14,8 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// fences is a handler that records the fence of each message's lease, and when a lease
-// was seen first.
+// fences is a handler that records the fence of each message's lease, and when a lease was seen first.
 type fences struct {
 	ran
 	of    map[string]int64

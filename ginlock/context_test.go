@@ -19,8 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// A handler that hands c to what takes a ctx does not wait for itself, and is told once
-// to give c.Request.Context().
+// A handler that hands c to what takes a ctx does not wait for itself, and is told once to give c.Request.Context().
 func TestContext_AsACtxDoesNotWaitForItself(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		for _, fallback := range []bool{false, true} {

@@ -151,6 +151,7 @@ func TestPathParams_AreDecodedOnce(t *testing.T) {
 			for path, want := range map[string]string{
 				"/o/%34%32": "42", "/o/a%20b": "a b", "/o/42%2525": "42%25", "/o/%34%32%2525": "42%25", "/o/%34%32%25": "42%",
 				"/t/%34%32/o/%2534%2532": "%34%32", "/t/%2534%2532/o/%34%32": "42", "//o///%34%2525": "4%25", "/rest/a/%34%2525": "/a/4%25",
+				"/o/42%252F7": "42%2F7", "/rest/42%2F7": "/42/7",
 			} {
 				require.Equal(t, want, testbed.Call(t, engine, http.MethodPost, path, "").Body, path)
 			}

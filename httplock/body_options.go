@@ -75,17 +75,17 @@ func WithReadAhead(n int64) Option {
 	}
 }
 
-// WithBodyTimeout bounds how long the service waits for a client to send a body. What is
-// read before the request asks for its key (WithMaxBody, WithReadAhead) has to arrive in
-// this time; otherwise the answer is 408 and the handler does not run. For the rest of a
-// longer body, the handler's reads wait as long again in total; then they fail with an
-// error that matches os.ErrDeadlineExceeded, so that the client does not keep the key.
-// Time between the handler's reads does not count. Raise it for large uploads. Default 30
-// s, or the server's ReadTimeout if that is shorter; 1 ms to 24 h.
+// WithBodyTimeout bounds how long the service waits for a client to send a body. What is read before the request asks
+// for its key (WithMaxBody, WithReadAhead) has to arrive in this time; otherwise the answer is 408 and the handler does
+// not run. For the rest of a longer body, the handler's reads wait as long again in total; then they fail with an error
+// that matches os.ErrDeadlineExceeded, so that the client does not keep the key. Time between the handler's reads does
+// not count. Raise it for large uploads. Default 30 s, or the server's ReadTimeout if that is shorter; 1 ms to 24 h.
 //
-// It uses the read deadline of the connection, or of the HTTP/2 stream, as http.ResponseController
-// does, and no other deadline of the service's own. Where middleware in front hides the connection,
-// as http.TimeoutHandler does, a read fails only once the client sends something after that time.
+// An earlier read deadline of the connection, or of the HTTP/2 stream, counts: the server's ReadTimeout, for the
+// handler's reads too, or one that middleware in front has set. Of HTTP/1 without a ReadTimeout the guard replaces the
+// latter while the handler runs, if it has not read the whole body, and when the guard is done: nobody can ask for it,
+// and a client that withholds the rest would keep the key. Where middleware in front hides the connection, as
+// http.TimeoutHandler does, a read fails only once the client sends something after that time.
 func WithBodyTimeout(d time.Duration) Option {
 	return func(m *Middleware) error {
 		if d < time.Millisecond || d > maxBodyTimeout {
@@ -107,13 +107,12 @@ func WithStreamBody() Option {
 	}
 }
 
-// WithMaxWaitingBytes bounds the memory that bodies take up in this process while their requests wait: from
-// their first byte until they have their key, are parked or are refused. A request whose body would exceed
-// it is answered with 503 and Retry-After. The bodies of all routes are counted together, and each route
-// compares the sum with its own bound: a route with a lower bound refuses earlier. What counts is the size
-// of the buffers, which can be somewhat larger than their content. What the handler reads, and the copy of
-// a parked request on its way to Redis, do not count. Default 256 MiB; 2 MiB to 1 TiB, and more than
-// [WithMaxBody] and [WithReadAhead] say.
+// WithMaxWaitingBytes bounds the memory that bodies take up in this process while their requests wait: from their first
+// byte until they have their key, are parked or are refused. A request whose body would exceed it is answered with 503
+// and Retry-After. The bodies of all routes are counted together, and each route compares the sum with its own bound: a
+// route with a lower bound refuses earlier. What counts is the size of the buffers, which can be somewhat larger than
+// their content. What the handler reads, and the copy of a parked request on its way to Redis, do not count. Default
+// 256 MiB; 2 MiB to 1 TiB, and more than [WithMaxBody] and [WithReadAhead] say.
 func WithMaxWaitingBytes(n int64) Option {
 	return func(m *Middleware) error {
 		if n < minMaxWaitingBytes || n > maxMaxWaitingBytes {

@@ -57,41 +57,39 @@ func TestBody_WithoutAConnection(t *testing.T) {
 func TestBody_TheHandlersOwnTimeDoesNotCount(t *testing.T) {
 	t.Parallel()
 	const size, parts, limit = 300_000, 3, 2 * time.Second // a busy machine reads a part in less
-	for name, buffering := range map[string]bool{"direct": false, "in memory in front": true} {
-		for _, readTimeout := range []time.Duration{0, 2 * limit} {
-			t.Run(fmt.Sprint(name, ", ", readTimeout), func(t *testing.T) {
-				t.Parallel()
-				b := testbed.New(t, redistest.Embedded(t))
-				h := http.Handler(guarded(b.Locker.Guard(core.RejectConflicts), func(_ http.ResponseWriter, r *http.Request) {
-					var got bytes.Buffer
-					for range parts {
-						_, err := io.CopyN(&got, r.Body, size/parts)
-						assert.NoError(t, err)
-						time.Sleep(limit)
-						assert.NoError(t, r.Context().Err())
-					}
-					_, err := io.Copy(&got, r.Body)
+	for name, readTimeout := range map[string]time.Duration{"direct": 0, "in memory in front": 2 * limit} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := testbed.New(t, redistest.Embedded(t))
+			h := http.Handler(guarded(b.Locker.Guard(core.RejectConflicts), func(_ http.ResponseWriter, r *http.Request) {
+				var got bytes.Buffer
+				for range parts {
+					_, err := io.CopyN(&got, r.Body, size/parts)
 					assert.NoError(t, err)
-					assert.Equal(t, size, got.Len())
-				}, httplock.WithBodyTimeout(limit)))
-				if buffering {
-					inner := h
-					h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						content, err := io.ReadAll(r.Body)
-						assert.NoError(t, err)
-						r.Body = io.NopCloser(bytes.NewReader(content))
-						inner.ServeHTTP(w, r)
-					})
+					time.Sleep(limit)
+					assert.NoError(t, r.Context().Err())
 				}
-				srv := httptest.NewUnstartedServer(h)
-				srv.Config.ReadTimeout = readTimeout
-				srv.Start()
-				defer srv.Close()
-				resp, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, strings.Repeat("x", size)))
-				require.NoError(t, err)
-				require.Equal(t, http.StatusOK, resp.Status)
-			})
-		}
+				_, err := io.Copy(&got, r.Body)
+				assert.NoError(t, err)
+				assert.Equal(t, size, got.Len())
+			}, httplock.WithBodyTimeout(limit)))
+			if readTimeout > 0 {
+				inner := h
+				h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					content, err := io.ReadAll(r.Body)
+					assert.NoError(t, err)
+					r.Body = io.NopCloser(bytes.NewReader(content))
+					inner.ServeHTTP(w, r)
+				})
+			}
+			srv := httptest.NewUnstartedServer(h)
+			srv.Config.ReadTimeout = readTimeout
+			srv.Start()
+			defer srv.Close()
+			resp, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, strings.Repeat("x", size)))
+			require.NoError(t, err)
+			require.Equal(t, http.StatusOK, resp.Status)
+		})
 	}
 }
 
@@ -109,6 +107,22 @@ func raw(t *testing.T, h http.Handler, readTimeout time.Duration) (net.Conn, *bu
 	return conn, bufio.NewReader(conn)
 }
 
+func send(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	_, err := io.WriteString(conn, text)
+	require.NoError(t, err)
+}
+
+func answer(t *testing.T, answers *bufio.Reader) (resp *http.Response, body string) {
+	t.Helper()
+	resp, err := http.ReadResponse(answers, nil)
+	require.NoError(t, err)
+	got, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return resp, string(got)
+}
+
 func headOf(length int, more string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n", testbed.OrderPath, length, more)
 }
@@ -124,39 +138,53 @@ func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
 			assert.NoError(t, err)
 		}, httplock.WithBodyTimeout(limit)), readTimeout)
 		for range 3 {
-			_, err := io.WriteString(conn, headOf(4, "")+"a")
-			require.NoError(t, err)
+			send(t, conn, headOf(4, "")+"a")
 			time.Sleep(limit / 10)
-			_, err = io.WriteString(conn, "bcd")
-			require.NoError(t, err)
-			resp, err := http.ReadResponse(answers, nil)
-			require.NoError(t, err)
-			got, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
-			require.Equal(t, "abcd", string(got))
+			send(t, conn, "bcd")
+			resp, got := answer(t, answers)
+			require.Equal(t, "abcd", got)
 			require.False(t, resp.Close)
 			time.Sleep(limit * 5 / 4) // between requests the limit does not count
 		}
 	}
 }
 
-// The server's ReadTimeout is a limit too, if it is the shorter one.
-func TestBody_ServersReadTimeout(t *testing.T) {
+// A read deadline of the service's own, or its ReadTimeout, counts if it is the earlier one: before the key, and
+// with a ReadTimeout under it.
+func TestBody_AnEarlierReadDeadlineCounts(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
-	conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t)), bodyTime)
-	_, err := io.WriteString(conn, headOf(4, "")+"a")
-	require.NoError(t, err)
-	resp, err := http.ReadResponse(answers, nil)
-	require.NoError(t, err)
-	_, err = io.Copy(io.Discard, resp.Body)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Equal(t, http.StatusRequestTimeout, resp.StatusCode)
-	require.True(t, resp.Close)
-	_, err = answers.ReadByte()
-	require.ErrorIs(t, err, io.EOF, "the connection is closed")
+	expire := func(w http.ResponseWriter) {
+		assert.NoError(t, http.NewResponseController(w).SetReadDeadline(time.Now()))
+	}
+	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
+		expire(w)
+		_, err := io.ReadAll(r.Body)
+		assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	}, httplock.WithReadAhead(10))
+	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		expire(w)
+		h.ServeHTTP(w, r)
+	})
+	for _, test := range []struct {
+		h           http.Handler
+		readTimeout time.Duration
+		sent        int
+		status      int
+	}{
+		{h, bodyTime, 1, http.StatusRequestTimeout},
+		{front, 0, 5, http.StatusRequestTimeout},
+		{front, time.Hour, 5, http.StatusRequestTimeout},
+		{h, time.Hour, 50, http.StatusOK},
+	} {
+		conn, answers := raw(t, test.h, test.readTimeout)
+		send(t, conn, headOf(100, "")+strings.Repeat("x", test.sent))
+		resp, _ := answer(t, answers)
+		require.Equal(t, test.status, resp.StatusCode)
+		require.True(t, resp.Close)
+		_, err := answers.ReadByte()
+		require.ErrorIs(t, err, io.EOF, "the connection is closed")
+	}
 }
 
 func TestBody_Expect100ContinueIsAskedBeforeTheKey(t *testing.T) {
@@ -166,19 +194,15 @@ func TestBody_Expect100ContinueIsAskedBeforeTheKey(t *testing.T) {
 		_, err := io.Copy(w, r.Body)
 		assert.NoError(t, err)
 	}), 0)
-	_, err := io.WriteString(conn, headOf(4, "Expect: 100-continue\r\n"))
-	require.NoError(t, err)
+	send(t, conn, headOf(4, "Expect: 100-continue\r\n"))
 	line, err := answers.ReadString('\n')
 	require.NoError(t, err)
 	require.Contains(t, line, "100 Continue")
 	b.RequireFree(t)
 	_, err = answers.ReadString('\n')
 	require.NoError(t, err)
-	_, err = io.WriteString(conn, "abcd")
-	require.NoError(t, err)
-	resp, err := http.ReadResponse(answers, nil)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
+	send(t, conn, "abcd")
+	resp, _ := answer(t, answers)
 	require.Equal(t, http.StatusOK, resp.StatusCode)
 }
 
@@ -218,11 +242,8 @@ func TestBody_NestedGuards(t *testing.T) {
 		w.WriteHeader(http.StatusUnprocessableEntity)
 	}))
 	conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), inner.ServeHTTP, httplock.WithReadAhead(10), httplock.WithBodyTimeout(bodyTime)), 0)
-	_, err := io.WriteString(conn, headOf(1000, "")+strings.Repeat("x", 100))
-	require.NoError(t, err)
-	resp, err := http.ReadResponse(answers, nil)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
+	send(t, conn, headOf(1000, "")+strings.Repeat("x", 100))
+	resp, _ := answer(t, answers)
 	require.Equal(t, http.StatusUnprocessableEntity, resp.StatusCode)
 	require.EqualValues(t, 1, late.Load())
 }
@@ -320,8 +341,7 @@ func TestBody_ThatTheHandlerDoesNotReadKeepsNoKey(t *testing.T) {
 				}
 				plain.ServeHTTP(w, r)
 			}), 0)
-			_, err := io.WriteString(conn, headOf(100_000, "")+strings.Repeat("x", 5000))
-			require.NoError(t, err)
+			send(t, conn, headOf(100_000, "")+strings.Repeat("x", 5000))
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
@@ -368,18 +388,14 @@ func TestBody_ThatLies(t *testing.T) {
 				assert.NoError(t, err)
 				assert.Equal(t, "ab", string(got))
 			}, httplock.WithLockedSafeMethods(), httplock.WithBodyTimeout(bodyTime)), 0)
-			_, err := io.WriteString(conn, test.send)
-			require.NoError(t, err)
+			send(t, conn, test.send)
 			if test.leaves {
 				require.NoError(t, conn.(*net.TCPConn).CloseWrite())
 			}
-			resp, err := http.ReadResponse(answers, nil)
-			require.NoError(t, err, name)
+			resp, _ := answer(t, answers)
 			for resp.StatusCode == http.StatusContinue {
-				resp, err = http.ReadResponse(answers, nil)
-				require.NoError(t, err, name)
+				resp, _ = answer(t, answers)
 			}
-			require.NoError(t, resp.Body.Close())
 			if resp.StatusCode == 499 && test.leaves { // net/http may have noticed
 				resp.StatusCode = test.status
 			}
@@ -411,25 +427,17 @@ func TestBody_ConnectionAfterARefusal(t *testing.T) {
 		"no body":            {headOf(0, ""), false},
 	} {
 		conn, answers := raw(t, h, 0)
-		_, err := io.WriteString(conn, test.send)
-		require.NoError(t, err)
-		resp, err := http.ReadResponse(answers, nil)
-		require.NoError(t, err, name)
+		send(t, conn, test.send)
+		resp, _ := answer(t, answers)
 		require.Equal(t, http.StatusConflict, resp.StatusCode, name)
 		require.Equal(t, test.closes, resp.Close, name)
-		_, err = io.Copy(io.Discard, resp.Body)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
 		if test.closes {
-			_, err = answers.ReadByte()
+			_, err := answers.ReadByte()
 			require.Error(t, err, name)
 			continue
 		}
-		_, err = io.WriteString(conn, test.send)
-		require.NoError(t, err)
-		resp, err = http.ReadResponse(answers, nil)
-		require.NoError(t, err, name)
-		require.NoError(t, resp.Body.Close())
+		send(t, conn, test.send)
+		resp, _ = answer(t, answers)
 		require.Equal(t, http.StatusConflict, resp.StatusCode, name)
 	}
 	release()

@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,26 +9,28 @@ import (
 	"math"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// timedBody is a body whose reads wait for the client for a bounded time in all. What the
-// reader itself takes does not count. A read that blocks is ended by the read deadline of
-// the connection, or of the HTTP/2 stream, if the writer can set one; if not, a read fails
-// that begins after the time is used up.
+// timedBody is a body whose reads wait for the client for a bounded time in all. What the reader itself takes does not
+// count. A read that blocks is ended by the read deadline of the connection, or of the HTTP/2 stream, if the writer can
+// set one; if not, a read fails that begins after the time is used up.
 //
-// When the end of a body was read, net/http reads on in order to see that the client leaves,
-// and takes an expired deadline for that. Middleware in front may have read it all into
-// memory: then the deadline is set for the time of a read only.
+// Nobody can ask for the deadline that the server's ReadTimeout, or middleware in front, has set.
+// So none is set before the time is used up: then one that is past. But net/http itself reads
+// the rest of an HTTP/1 body before it writes a response, when no read of ours is under way: without
+// a ReadTimeout, which bounds that, a deadline is set once the handler runs, or the guard is done.
 type timedBody struct {
 	io.ReadCloser
 	writer http.ResponseWriter
-	direct bool         // it is net/http's own, or passes that on, over HTTP/1
-	server bool         // the server has a ReadTimeout
+	direct bool         // it is net/http's own, or passes that on, over HTTP/1, and the server has no ReadTimeout
+	rest   bool         // and the handler's: deadlines are set
 	left   atomic.Int64 // nanoseconds
 	ended  atomic.Bool  // the end was read
 	over   atomic.Bool  // the guard is done: the connection may be another request's
+	mu     sync.Mutex   // the connection's deadline is set under it, but by who reads
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
@@ -39,11 +42,10 @@ func (b *timedBody) Read(p []byte) (int, error) {
 		b.deadline(start) // so that the server does not wait for the rest either
 		return 0, errBodySlow
 	}
-	b.deadline(start.Add(left))
-	n, err := b.ReadCloser.Read(p)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	n, err, late := b.read(p, start, left)
+	if late || errors.Is(err, os.ErrDeadlineExceeded) {
 		b.left.Store(0)
-		return n, fmt.Errorf("%w: %w", errBodySlow, err)
+		return n, fmt.Errorf("%w: %w", errBodySlow, cmp.Or(err, os.ErrDeadlineExceeded))
 	}
 	b.left.Add(-int64(time.Since(start)))
 	b.ended.Store(err == io.EOF)
@@ -51,27 +53,48 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pause is called between two reads: net/http itself may read the rest then, before it writes
-// a response.
+// read has a read end when the time is used up.
+func (b *timedBody) read(p []byte, start time.Time, left time.Duration) (n int, err error, late bool) {
+	if b.rest {
+		b.deadline(start.Add(left))
+		n, err = b.ReadCloser.Read(p)
+		return n, err, false
+	}
+	done := false
+	timer := time.AfterFunc(left, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if !done && !b.over.Load() {
+			late = true
+			b.deadline(time.Now())
+		}
+	})
+	n, err = b.ReadCloser.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	done = true
+	timer.Stop()
+	return n, err, late
+}
+
+// pause is called between two reads.
 func (b *timedBody) pause() {
-	if b.direct && !b.ended.Load() {
-		b.deadline(time.Now().Add(time.Duration(b.left.Load())))
-	} else {
+	if b.rest && b.ended.Load() {
 		b.deadline(time.Time{})
+	} else if b.rest {
+		b.deadline(time.Now().Add(time.Duration(b.left.Load())))
 	}
 }
 
-// limit sets how long reads may wait from now on.
-func (b *timedBody) limit(d time.Duration) { b.left.Store(int64(d)) }
-
-// end is called when nobody behind the guard reads any more. net/http may, before it uses
-// the connection again.
+// end is called when nobody behind the guard reads any more. net/http may, before it uses the connection again.
 func (b *timedBody) end() {
 	if b.ReadCloser == nil {
 		return
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.over.Store(true)
-	if left := b.left.Load(); (b.direct || b.server) && left > 0 && !b.ended.Load() {
+	if left := b.left.Load(); b.direct && left > 0 && !b.ended.Load() {
 		b.deadline(time.Now().Add(time.Duration(left)))
 	}
 }
@@ -81,12 +104,10 @@ func (b *timedBody) deadline(at time.Time) {
 	_ = http.NewResponseController(b.writer).SetReadDeadline(at)
 }
 
-// timedBodyKey marks the ctx of a handler whose body a guard bounds: guards further in
-// leave it alone.
+// timedBodyKey marks the ctx of a handler whose body a guard bounds: guards further in leave it alone.
 type timedBodyKey struct{}
 
-// bodyTime is how long reads of the body may wait for the client: once before the key, and
-// once more under it.
+// bodyTime is how long reads of the body may wait for the client: once before the key, and once more under it.
 func (p *requestState) bodyTime() time.Duration {
 	d, ctx := p.m.body.timeout, p.x.Request.Context()
 	if server, ok := ctx.Value(http.ServerContextKey).(*http.Server); ok && server.ReadTimeout > 0 {
@@ -117,8 +138,8 @@ func (p *requestState) open() {
 	}
 	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
 	b.timed.ReadCloser, b.timed.writer = r.Body, p.x.Writer
-	b.timed.direct, b.timed.server = r.ProtoMajor == 1 && b.state != unknownBody, server != nil && server.ReadTimeout > 0
-	b.timed.limit(p.bodyTime())
+	b.timed.direct = r.ProtoMajor == 1 && b.state != unknownBody && (server == nil || server.ReadTimeout <= 0)
+	b.timed.left.Store(int64(p.bodyTime()))
 	b.source = &b.timed
 }
 
@@ -144,15 +165,14 @@ func (p *requestState) leave() {
 	case !p.streams() || b.whole || b.timed.ReadCloser == nil:
 	case len(b.head) == 0 && b.source == &b.timed:
 		b.source, b.timed.ReadCloser = b.timed.ReadCloser, nil
-	case !b.timed.server:
-		b.timed.limit(math.MaxInt64)
-		b.timed.pause()
+	default:
+		b.timed.direct = false
+		b.timed.left.Store(math.MaxInt64)
 	}
 }
 
-// readAhead reads the body before the call joins a queue or takes its key: the whole of it
-// if the call may wait or be parked, and the beginning if it is too long for that, or if
-// the guard only rejects. A replay has its body in memory.
+// readAhead reads the body before the call joins a queue or takes its key: the whole of it if the call may wait or be
+// parked, and the beginning if it is too long for that, or if the guard only rejects. A replay has its body in memory.
 func (p *requestState) readAhead() error {
 	if p.replay != nil || p.streams() {
 		p.leave()
@@ -176,15 +196,15 @@ func (p *requestState) asksFirst() bool {
 	return namedBy(r.Header["Expect"], "100-continue") || r.ProtoMajor > 1 && r.ContentLength > p.m.body.readAhead
 }
 
-// boundRest bounds the time in which the handler reads what readAhead left. It returns the
-// handler's ctx.
+// boundRest bounds the time in which the handler reads what readAhead left. It returns the handler's ctx.
 func (p *requestState) boundRest(ctx context.Context) context.Context {
 	b := &p.body.timed
 	if b.ReadCloser == nil {
 		return ctx
 	}
 	if !p.body.whole && !p.streams() {
-		b.limit(p.bodyTime())
+		b.left.Store(int64(p.bodyTime()))
+		b.rest = b.direct
 		b.pause()
 	}
 	return context.WithValue(ctx, timedBodyKey{}, true)

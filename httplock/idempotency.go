@@ -17,10 +17,9 @@ import (
 // response to the first request is kept in store, and is the response to the others, with
 // the header "Idempotent-Replayed: true". The package documentation describes it in full.
 //
-// A request without the header is guarded as without this option, unless RequireIdempotencyKey is
-// given. The header is ignored on safe methods. Of nested guards the outermost one handles the key.
-// A request that a handler sends to its own service, with its ctx, is a separate request if it has
-// another key, and otherwise a part of the handler's work.
+// A request without the header is guarded as without this option, unless RequireIdempotencyKey is given. The header is
+// ignored on safe methods. Of nested guards the outermost one handles the key. A request that a handler sends to its
+// own service, with its ctx, is a separate request if it has another key, and otherwise a part of the handler's work.
 //
 // The guard must be exclusive: one that is shared or counted is an error, as is a store under another prefix than the
 // Locker's. It needs [WithPrincipal], so that a client that guesses another's key does not see the other's response,

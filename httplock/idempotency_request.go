@@ -41,9 +41,8 @@ func idempotentRequestFrom(ctx context.Context) *idempotentRequest {
 	return o
 }
 
-// discard records that a guard behind this one answered in the handler's place: such an
-// answer describes the moment, not the outcome, so it is not stored: neither for this request nor
-// for one whose handler made it.
+// discard records that a guard behind this one answered in the handler's place: such an answer describes the moment,
+// not the outcome, so it is not stored: neither for this request nor for one whose handler made it.
 func (o *idempotentRequest) discard() {
 	if o != nil {
 		o.discarded.Store(true)

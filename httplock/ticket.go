@@ -15,15 +15,13 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// TicketHandler returns a handler that serves the state and the result of parked
-// requests, and cancels them. Mount it where WithStatusPath points, for all methods and
-// all paths below:
+// TicketHandler returns a handler that serves the state and the result of parked requests, and cancels them. Mount it
+// where WithStatusPath points, for all methods and all paths below:
 //
 //	mux.Handle("/tickets/", httplock.TicketHandler(queue, authorize))
 //	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, authorize))) // gin
 //
-// The path ends with the ticket's id, or with the id and "/result"; what is in
-// front of it does not matter.
+// The path ends with the ticket's id, or with the id and "/result"; what is in front of it does not matter.
 //
 //	GET id          200 with id, state, attempts, conflicts, enqueued_at and expires_at;
 //	                303 with the same, and the result's Location, when the state is done;
@@ -34,24 +32,21 @@ import (
 //	GET id/result   the status, headers and body that the replay was answered with
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
-// HEAD is GET without a body. Other methods have 405 and Allow. State done means that the replay
-// was answered, not that it succeeded: 4xx and 5xx are results. A request that was tried again
-// until it was too old is dead: its last response, shortened, is its result, and last_status in
-// its state. Replay's options decide which headers and how much of the body a result has; a
-// result that is not whole has the header "Perkey-Truncated: true". Location is relative to the
-// ticket's own address, so it holds behind any prefix.
+// HEAD is GET without a body. Other methods have 405 and Allow. State done means that the replay was answered, not that
+// it succeeded: 4xx and 5xx are results. A request that was tried again until it was too old is dead: its last
+// response, shortened, is its result, and last_status in its state. Replay's options decide which headers and how much
+// of the body a result has; a result that is not whole has the header "Perkey-Truncated: true". Location is relative to
+// the ticket's own address, so it holds behind any prefix.
 //
-// authorize reports whether the client may see and cancel the ticket. It is called before
-// anything else is sent or done, and can compare the client with Status.Principal, which
-// WithPrincipal stored and which is empty for anonymous requests. Tickets are those of parked
-// requests, and of jobs that the queue gave an id: 32 hexadecimal digits. A job with a Job.ID
-// of its own has no ticket here, since its id could be guessed. A ticket's id cannot be
-// guessed, but by who knows an Idempotency-Key and its request, and can be passed on. authorize must be safe for concurrent use. A ticket that the
-// client may not see, one that is gone, one that never was, and a result that is not there
-// have the same 404.
+// authorize reports whether the client may see and cancel the ticket. It is called before anything else is sent or
+// done, and can compare the client with Status.Principal, which WithPrincipal stored and which is empty for anonymous
+// requests. Tickets are those of parked requests, and of jobs that the queue gave an id: 32 hexadecimal digits. A job
+// with a Job.ID of its own has no ticket here, since its id could be guessed. A ticket's id cannot be guessed, but by
+// who knows an Idempotency-Key and its request, and can be passed on. authorize must be safe for concurrent use. A
+// ticket that the client may not see, one that is gone, one that never was, and a result that is not there have the
+// same 404.
 //
-// Without a queue or without authorize every answer is that 404, and the mistake
-// is logged once.
+// Without a queue or without authorize every answer is that 404, and the mistake is logged once.
 func TicketHandler(q *delayqueue.Queue, authorize func(*http.Request, delayqueue.Status) bool) http.Handler {
 	if q == nil || authorize == nil {
 		slog.Error("httplock: TicketHandler: the queue or the authorize function is nil: every ticket is refused")
@@ -235,8 +230,7 @@ func (t *tickets) cancel(w http.ResponseWriter, r *http.Request, id string) erro
 	return nil
 }
 
-// ticketOf returns the id at the end of a path, and whether the path is that of
-// its result.
+// ticketOf returns the id at the end of a path, and whether the path is that of its result.
 func ticketOf(path string) (id string, result bool) {
 	path, result = strings.CutSuffix(path, "/"+resultSegment)
 	return path[strings.LastIndexByte(path, '/')+1:], result
