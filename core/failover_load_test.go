@@ -34,13 +34,11 @@ const (
 	// than most failovers, and longer than a first lease.
 	loadLong = 3
 	longWork = 3500 * time.Millisecond
-	// A failover takes some seconds, and a key whose grant nobody heard of is free
-	// after three more.
+	// A failover takes some seconds, and a key whose grant nobody heard of is free after three more.
 	recoveryWait = time.Minute
 )
 
-// load is calls of several processes that want a few keys, and write to a store
-// that checks their fences.
+// load is calls of several processes that want a few keys, and write to a store that checks their fences.
 type load struct {
 	variant acquireVariant
 	d       deployment
@@ -274,8 +272,7 @@ func (l *load) call(ctx context.Context, t *testing.T, locker *core.Locker, name
 // awaitGrants waits until every key was granted again.
 func (l *load) awaitGrants(t *testing.T, gone time.Time) {
 	t.Helper()
-	// What the old primary granted last has been reported by then, and the new one is
-	// not elected yet.
+	// What the old primary granted last has been reported by then, and the new one is not elected yet.
 	gone = gone.Add(100 * time.Millisecond)
 	for name, k := range l.keys {
 		for !k.grantedAfter(gone) {

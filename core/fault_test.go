@@ -21,8 +21,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// throughProxy returns a locker whose every byte passes a proxy, and a client
-// that goes straight.
+// throughProxy returns a locker whose every byte passes a proxy, and a client that goes straight.
 func throughProxy(t *testing.T, env *redistest.Env, maxRetries int) (*core.Locker, *redistest.Proxy, *redis.Client) {
 	t.Helper()
 	proxy := redistest.NewProxy(t, env.Addr)

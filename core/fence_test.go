@@ -75,8 +75,7 @@ func (s *fencedStore) set(ok bool, was, value int) bool {
 	return true
 }
 
-// A payer pays an order that is not paid: value 0. Each step is a statement, and reports whether it
-// goes on.
+// A payer pays an order that is not paid: value 0. Each step is a statement, and reports whether it goes on.
 type payer []func() bool
 
 // claimsFirst is what the documentation advises.

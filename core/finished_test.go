@@ -12,9 +12,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// A replica that becomes the primary may know places in a key's FIFO that were given up, or had
-// their turn. Their lockers live, so that each is granted the key, and would keep it from the call
-// that waits for the second of a claim.
+// A replica that becomes the primary may know places in a key's FIFO that were given up, or had their turn. Their
+// lockers live, so that each is granted the key, and would keep it from the call that waits for the second of a claim.
 func TestWaiting_BehindPlacesThatAReplicaDidNotSeeEnd(t *testing.T) {
 	t.Parallel()
 	const lockers = 10

@@ -19,9 +19,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// What docs/operations.md says of first leases comes from this: which share of the requests that
-// are under way when Redis goes away lose their lease. PERKEY_FIGURES=1 measures the whole
-// table; without it one row is checked.
+// What docs/operations.md says of first leases comes from this: which share of the requests that are under way when
+// Redis goes away lose their lease. PERKEY_FIGURES=1 measures the whole table; without it one row is checked.
 func TestFirstLease_WhatABlipEnds(t *testing.T) {
 	t.Parallel()
 	firsts := []time.Duration{core.DefaultFirstLease}

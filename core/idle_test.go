@@ -33,8 +33,7 @@ func stat(t *testing.T, admin *redis.Client, section, pattern string) float64 {
 	return n
 }
 
-// spent is what a server has done: its processor time, and bytes written to the append-only
-// file.
+// spent is what a server has done: its processor time, and bytes written to the append-only file.
 type spent struct {
 	cpu      time.Duration
 	appended int
@@ -46,8 +45,7 @@ func spentBy(t *testing.T, admin *redis.Client) spent {
 	return spent{time.Duration(seconds * float64(time.Second)), int(stat(t, admin, "persistence", `aof_current_size:(\d+)`))}
 }
 
-// waitIdly has calls of lockers wait for keys that holder has, each locker for its share of
-// them, until all are queued.
+// waitIdly has calls of lockers wait for keys that holder has, each locker for its share of them, until all are queued.
 func waitIdly(t *testing.T, env *redistest.Env, lockers []*core.Locker, waits func(locker int) []string) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())

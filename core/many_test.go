@@ -20,12 +20,10 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// oneByOne hides what kind of client it is: a locker on it cannot tell that one node
-// serves all keys.
+// oneByOne hides what kind of client it is: a locker on it cannot tell that one node serves all keys.
 type oneByOne struct{ *redis.Client }
 
-// eachWay runs test on a locker that takes many keys with one script, and on one
-// that takes them one after the other.
+// eachWay runs test on a locker that takes many keys with one script, and on one that takes them one after the other.
 func eachWay(t *testing.T, test func(t *testing.T, env *redistest.Env, newLocker func(opts ...core.Option) *core.Locker)) {
 	t.Helper()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

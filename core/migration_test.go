@@ -73,8 +73,7 @@ func newMigratingLock(t *testing.T, c *redistest.Cluster, protocol int) *migrati
 	return m
 }
 
-// handOver has the other locker wait while meanwhile runs, and get the key by the
-// release.
+// handOver has the other locker wait while meanwhile runs, and get the key by the release.
 func (m *migratingLock) handOver(meanwhile func()) {
 	m.t.Helper()
 	granted := make(chan *core.Lease)

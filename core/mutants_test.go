@@ -177,8 +177,7 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 	return ops, rules
 }
 
-// tell is what the checkers say of a history, and by which operation the first of
-// them had something to say.
+// tell is what the checkers say of a history, and by which operation the first of them had something to say.
 func tell(ops []history.Op, rules history.Rules) (found map[string]int, first int, violations []history.Violation) {
 	violations, _, _ = check(ops, rules)
 	found, first = map[string]int{}, len(ops)

@@ -21,12 +21,11 @@ type WorkerOption func(*Worker) error
 
 // WithConcurrency sets how many messages the Worker runs at once. Default 8; 1 to 10,000.
 //
-// The Worker claims no more messages than that, except while its handlers have lately taken less
-// than 0.5 ms on average: then it claims up to three times as many ahead, so that Redis and
-// handlers need not wait for one another. A message that was claimed ahead and has waited for 10 ms
-// goes back, without an attempt spent. If the process dies, messages that waited have spent an
-// attempt, like those that ran. So none waits beside a message that has a loss, nor with
-// WithMaxAttempts(1).
+// The Worker claims no more messages than that, except while its handlers have lately taken less than 0.5 ms on
+// average: then it claims up to three times as many ahead, so that Redis and handlers need not wait for one another. A
+// message that was claimed ahead and has waited for 10 ms goes back, without an attempt spent. If the process dies,
+// messages that waited have spent an attempt, like those that ran. So none waits beside a message that has a loss, nor
+// with WithMaxAttempts(1).
 func WithConcurrency(n int) WorkerOption {
 	return func(w *Worker) error {
 		w.concurrency = n
@@ -34,9 +33,8 @@ func WithConcurrency(n int) WorkerOption {
 	}
 }
 
-// WithClaimLease sets the length of a claim: a message of a worker that was killed is run again
-// after it. A Worker renews its claims at a third of it, for as long as handlers run. Default 30 s;
-// 100 ms to 1 h.
+// WithClaimLease sets the length of a claim: a message of a worker that was killed is run again after it. A Worker
+// renews its claims at a third of it, for as long as handlers run. Default 30 s; 100 ms to 1 h.
 func WithClaimLease(d time.Duration) WorkerOption {
 	return func(w *Worker) error {
 		w.lease = d
@@ -47,12 +45,11 @@ func WithClaimLease(d time.Duration) WorkerOption {
 	}
 }
 
-// WithHeartbeatClient sets the client over which the Worker renews its claims: a client of the
-// queue's Redis, which stays the caller's to close, after the Worker was stopped. Default: a client
-// like the queue's, without its hooks and with up to 9 connections of its own to each node, so that
-// other commands that use up the pool cost no claim. The default client follows a Sentinel
-// failover. A client that is given has to do so itself, as go-redis's failover client does. Nil is
-// a core.ErrInvalidOption.
+// WithHeartbeatClient sets the client over which the Worker renews its claims: a client of the queue's Redis, which
+// stays the caller's to close, after the Worker was stopped. Default: a client like the queue's, without its hooks and
+// with up to 9 connections of its own to each node, so that other commands that use up the pool cost no claim. The
+// default client follows a Sentinel failover. A client that is given has to do so itself, as go-redis's failover client
+// does. Nil is a core.ErrInvalidOption.
 func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	return func(w *Worker) error {
 		if nilcheck.IsNil(rdb) {
@@ -63,18 +60,16 @@ func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	}
 }
 
-// WithAcquireOptions sets the options with which the Worker takes the keys of its messages, as
-// [core.Locker.Guard] does for its calls: [core.MinHold], [core.MaxHold], [core.FixedLease],
-// [core.LeaseTTL], [core.WaitReplicas] and [core.Named]. The Worker does not know the options of
-// the guards that parked its messages: what a guard's MinHold or WaitReplicas promises holds for
-// parked calls only if it is also given here. The options apply to all messages that have a key:
-// routes that need others need a queue of their own.
+// WithAcquireOptions sets the options with which the Worker takes the keys of its messages, as [core.Locker.Guard] does
+// for its calls: [core.MinHold], [core.MaxHold], [core.FixedLease], [core.LeaseTTL], [core.WaitReplicas] and
+// [core.Named]. The Worker does not know the options of the guards that parked its messages: what a guard's MinHold or
+// WaitReplicas promises holds for parked calls only if it is also given here. The options apply to all messages that
+// have a key: routes that need others need a queue of their own.
 //
-// With options, each message has its own lease; without, messages of one key share one for up to
-// 100 ms. A message that outlasts MaxHold has lost its lease: a failed attempt. MinHold counts from
-// each grant, also if the message failed or is handed back. Shared, and Counted of more than one,
-// are refused, since a message has its key for itself. If given again it adds to the options.
-// Default: none.
+// With options, each message has its own lease; without, messages of one key share one for up to 100 ms. A message that
+// outlasts MaxHold has lost its lease: a failed attempt. MinHold counts from each grant, also if the message failed or
+// is handed back. Shared, and Counted of more than one, are refused, since a message has its key for itself. If given
+// again it adds to the options. Default: none.
 func WithAcquireOptions(opts ...core.AcquireOption) WorkerOption {
 	return func(w *Worker) error {
 		w.lockOptions = append(w.lockOptions, opts...)
@@ -103,12 +98,11 @@ func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	}
 }
 
-// WithCheck sets a function that decides, without the lock, whether this process can run a message.
-// It is called once the Handler has handed back a message of the same name. If it returns an error,
-// the message is handed back as with [HandBack], without a lock and without the Handler: so
-// thousands of messages that this process cannot run cost it little. If it returns nil, the message
-// goes on to the Handler, which decides. check must not do the work, since the key is not held; it
-// is called by many goroutines. For httplock.Replay there is httplock.CheckReplay. Default: none;
+// WithCheck sets a function that decides, without the lock, whether this process can run a message. It is called once
+// the Handler has handed back a message of the same name. If it returns an error, the message is handed back as with
+// [HandBack], without a lock and without the Handler: so thousands of messages that this process cannot run cost it
+// little. If it returns nil, the message goes on to the Handler, which decides. check must not do the work, since the
+// key is not held; it is called by many goroutines. For httplock.Replay there is httplock.CheckReplay. Default: none;
 // then the first attempt at each such message takes its key's lock. Nil is a core.ErrInvalidOption.
 func WithCheck(check func(m Message) error) WorkerOption {
 	return func(w *Worker) error {
@@ -123,8 +117,7 @@ func WithCheck(check func(m Message) error) WorkerOption {
 // Middleware wraps a Handler, such as for tracing or a time limit.
 type Middleware func(Handler) Handler
 
-// WithMiddleware wraps the Worker's Handler: the first Middleware is the outermost. If given again,
-// it adds inner ones.
+// WithMiddleware wraps the Worker's Handler: the first Middleware is the outermost. If given again, it adds inner ones.
 func WithMiddleware(ms ...Middleware) WorkerOption {
 	return func(w *Worker) error {
 		for _, m := range ms {
@@ -149,8 +142,7 @@ func WithLogger(log *slog.Logger) WorkerOption {
 	}
 }
 
-// WithObserver sets the [Observer] of the Worker. Default: the Queue's observer. Nil is a
-// core.ErrInvalidOption.
+// WithObserver sets the [Observer] of the Worker. Default: the Queue's observer. Nil is a core.ErrInvalidOption.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
 		if nilcheck.IsNil(o) {

@@ -20,18 +20,16 @@ import (
 // Replay returns the worker's handler that runs parked requests through handler,
 // in this process. Give it the handler that the server serves.
 //
-// What the handler answers is the result, 4xx and 5xx alike: the message is done, whether or not
-// the request succeeded. Only after 429, 503 and what the route's [WithRetryStatuses] names is the
-// request tried again (delayqueue.RetryLater): until it would be too old, after what Retry-After
-// says, or else with delays that double up to 30 s. No attempt is spent, and the message becomes a
-// dead letter when it would be too old by then: its result is the last response, with at most 1
-// KiB of the body (see docs/guarantees.md, What is tried again). It is tried again in the same way
-// while a guard, or the function that authorizes its principal, is unavailable.
+// What the handler answers is the result, 4xx and 5xx alike: the message is done, whether or not the request succeeded.
+// Only after 429, 503 and what the route's [WithRetryStatuses] names is the request tried again
+// (delayqueue.RetryLater): until it would be too old, after what Retry-After says, or else with delays that double up
+// to 30 s. No attempt is spent, and the message becomes a dead letter when it would be too old by then: its result is
+// the last response, with at most 1 KiB of the body (see docs/guarantees.md, What is tried again). It is tried again in
+// the same way while a guard, or the function that authorizes its principal, is unavailable.
 //
-// A panic is a failed attempt, even if middleware in front of the guard recovers it. So
-// is a response of 4xx or 5xx, or none at all, from a handler whose ctx had ended. A
-// payload that does not hold a request is never tried again. When a guard on the way
-// finds its key held, the error matches core.ErrConflict.
+// A panic is a failed attempt, even if middleware in front of the guard recovers it. So is a response of 4xx or 5xx, or
+// none at all, from a handler whose ctx had ended. A payload that does not hold a request is never tried again. When a
+// guard on the way finds its key held, the error matches core.ErrConflict.
 //
 // What this process cannot run is handed back (delayqueue.HandBack) and logged, once per route:
 // other processes may be able to. That is
@@ -46,13 +44,12 @@ import (
 //   - one that middleware in front of the guard refuses with 401, 403 or 429, or redirects
 //     with 301, 307 or 308, as to https: let replays pass there, see [Replayed].
 //
-// Routes and guards are read before anything is called where that is possible: of an
-// http.ServeMux with PerKey around its handlers, of FromConfig, and of any router with
-// [WithRoutes]. Where it is not, a response of 404 or 405 that no guard has seen is that of a
-// router without the route. Any other may be that of middleware, or of a handler without a guard,
-// which ran once. It is logged: below 400 it is the result, after 503 the request is tried again,
-// and others make it a dead letter. Where the guard is known, an answer in front of it is no run:
-// but for 503 it makes the request a dead letter, to be redriven.
+// Routes and guards are read before anything is called where that is possible: of an http.ServeMux with PerKey around
+// its handlers, of FromConfig, and of any router with [WithRoutes]. Where it is not, a response of 404 or 405 that no
+// guard has seen is that of a router without the route. Any other may be that of middleware, or of a handler without a
+// guard, which ran once. It is logged: below 400 it is the result, after 503 the request is tried again, and others
+// make it a dead letter. Where the guard is known, an answer in front of it is no run: but for 503 it makes the request
+// a dead letter, to be redriven.
 //
 // The Worker holds the message's key, whether or not the route has a guard, until handler returns: a time-out in front
 // of the guards is [Timeout], and not [http.TimeoutHandler], whose handler would run on after that. The Worker's Locker
@@ -63,11 +60,9 @@ import (
 // http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
 // never the client's. Its Traceparent is the message's Trace, if that has one. Its ctx is the worker's: it ends with the lease, and when the worker stops.
 //
-// The response of a message that is done is stored as its result, which TicketHandler
-// serves: the status, headers by an allow-list (Allow, Content-Disposition,
-// Content-Encoding, Content-Language, Content-Type, ETag, Last-Modified, Link, Location,
-// Retry-After) and the beginning of the body. What exceeds the queue's WithMaxResult is
-// cut.
+// The response of a message that is done is stored as its result, which TicketHandler serves: the status, headers by an
+// allow-list (Allow, Content-Disposition, Content-Encoding, Content-Language, Content-Type, ETag, Last-Modified, Link,
+// Location, Retry-After) and the beginning of the body. What exceeds the queue's WithMaxResult is cut.
 //
 // With a mistake in the arguments, which is logged once, every message is handed back. The error
 // wraps core.ErrInvalidOption.
@@ -80,9 +75,8 @@ func Replay(handler http.Handler, opts ...ReplayOption) delayqueue.Handler {
 	return p.replay
 }
 
-// CheckReplay returns a function for delayqueue.WithCheck: its error says why Replay with the same
-// arguments would hand a message back, as far as routes can be read beforehand. It does not call
-// handler.
+// CheckReplay returns a function for delayqueue.WithCheck: its error says why Replay with the same arguments would hand
+// a message back, as far as routes can be read beforehand. It does not call handler.
 func CheckReplay(handler http.Handler, opts ...ReplayOption) func(delayqueue.Message) error {
 	p := &replayer{handler: handler}
 	if err := p.configure(opts); err != nil {
@@ -115,18 +109,16 @@ func WithMaxResponseBody(n int) ReplayOption {
 	}
 }
 
-// WithAllowedResponseHeaders adds response headers to those that are stored. Headers that
-// carry credentials or ask for them, such as Set-Cookie, that belong to one connection,
-// and Cache-Control, which is a result's own, are refused.
+// WithAllowedResponseHeaders adds response headers to those that are stored. Headers that carry credentials or ask for
+// them, such as Set-Cookie, that belong to one connection, and Cache-Control, which is a result's own, are refused.
 func WithAllowedResponseHeaders(names ...string) ReplayOption {
 	return func(p *replayer) error { return addHeaders(p.kept, neverKept, "WithAllowedResponseHeaders", names) }
 }
 
-// WithReplayReauthorize sets f to decide, before any replay, whether principal may still have
-// it run. It may be [WithReauthorize]'s function, which a guard that the replay reaches calls
-// as well. An error that wraps [ErrForbidden] is the replay's result, 403; any other is tried
-// again by the queue. r has the replay's ctx, and no credentials; an empty principal is
-// anonymous. f must be safe for concurrent use.
+// WithReplayReauthorize sets f to decide, before any replay, whether principal may still have it run. It may be
+// [WithReauthorize]'s function, which a guard that the replay reaches calls as well. An error that wraps [ErrForbidden]
+// is the replay's result, 403; any other is tried again by the queue. r has the replay's ctx, and no credentials; an
+// empty principal is anonymous. f must be safe for concurrent use.
 //
 // A request that was parked on a principal's behalf needs it, unless its route can be read
 // beforehand and has a guard, which asks. Otherwise the request is handed back: if its route had
@@ -141,13 +133,11 @@ func WithReplayReauthorize(f func(r *http.Request, principal string) error) Repl
 	}
 }
 
-// WithRoutes names the routes of a router that Replay cannot read by itself, such as gin's,
-// echo's and chi's. registered returns them, as "POST /orders/:id" or "/orders/{id}" for
-// any method; it is called for each replay. A replay of another route is handed back before
-// the router is called, and a 404 from one of these is its handler's answer. guards is what
-// FromConfig of an adapter was given: a replay of a route without a guard is handed back
-// too. Nil: guards are not known. The router must see paths as clients send them. Both must
-// be safe for concurrent use.
+// WithRoutes names the routes of a router that Replay cannot read by itself, such as gin's, echo's and chi's.
+// registered returns them, as "POST /orders/:id" or "/orders/{id}" for any method; it is called for each replay. A
+// replay of another route is handed back before the router is called, and a 404 from one of these is its handler's
+// answer. guards is what FromConfig of an adapter was given: a replay of a route without a guard is handed back too.
+// Nil: guards are not known. The router must see paths as clients send them. Both must be safe for concurrent use.
 func WithRoutes(registered func() []string, guards Routes) ReplayOption {
 	return func(p *replayer) error {
 		if registered == nil {
@@ -158,11 +148,10 @@ func WithRoutes(registered func() []string, guards Routes) ReplayOption {
 	}
 }
 
-// WithTargetRewrite sets f to return the target of a replay: for routes that were renamed while
-// requests were parked, or dead. f gets the method and the stored target, path and query as the
-// client sent them, and returns the target to use, which begins with a slash. It is called for each
-// replay, also of redriven requests, with the target as it was stored: leave it in place until
-// nothing of the old route is left. It must be safe for concurrent use.
+// WithTargetRewrite sets f to return the target of a replay: for routes that were renamed while requests were parked,
+// or dead. f gets the method and the stored target, path and query as the client sent them, and returns the target to
+// use, which begins with a slash. It is called for each replay, also of redriven requests, with the target as it was
+// stored: leave it in place until nothing of the old route is left. It must be safe for concurrent use.
 func WithTargetRewrite(f func(method, target string) string) ReplayOption {
 	return func(p *replayer) error {
 		if f == nil {
@@ -305,11 +294,10 @@ type Parked struct {
 	Principal string
 }
 
-// Replayed reports whether ctx is that of a replayed request, and returns its ticket's id and its
-// principal. Credentials are not stored, so middleware that asks for them must let a replay pass
-// and load the user from Principal instead: a replay that it refuses never runs, and expires.
-// WithReauthorize decides whether the principal may still have the request run. A handler can
-// recognize a second run by the ID.
+// Replayed reports whether ctx is that of a replayed request, and returns its ticket's id and its principal.
+// Credentials are not stored, so middleware that asks for them must let a replay pass and load the user from Principal
+// instead: a replay that it refuses never runs, and expires. WithReauthorize decides whether the principal may still
+// have the request run. A handler can recognize a second run by the ID.
 //
 // Headers do not matter here: only Replay can mark a ctx.
 func Replayed(ctx context.Context) (Parked, bool) {
