@@ -12,19 +12,16 @@ import (
 	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
-// The errors of this package, distinguished by [errors.Is]. If Redis fails the error wraps
-// [core.ErrUnavailable], for a bad key [core.ErrInvalidKey], and for a bad option
-// [core.ErrInvalidOption]. When the caller's own ctx ends, a call returns none of these but
-// the ctx's error.
+// The errors of this package, distinguished by [errors.Is]. If Redis fails the error wraps [core.ErrUnavailable], for a
+// bad key [core.ErrInvalidKey], and for a bad option [core.ErrInvalidOption]. When the caller's own ctx ends, a call
+// returns none of these but the ctx's error.
 var (
-	// ErrFull: the queue does not take the job now. It matches ErrKeyFull, ErrPrincipalFull and
-	// ErrQueueFull.
+	// ErrFull: the queue does not take the job now. It matches ErrKeyFull, ErrPrincipalFull and ErrQueueFull.
 	ErrFull = errors.New("full")
 	// ErrKeyFull: the queued and running messages of one key are too many, or too large;
 	// see [WithMaxDepthPerKey] and [WithMaxBytesPerKey].
 	ErrKeyFull error = &fullError{"the messages of this key are too many, or too large"}
-	// ErrPrincipalFull: the queued and running messages of one principal are too large;
-	// see [WithMaxBytesPerPrincipal].
+	// ErrPrincipalFull: the queued and running messages of one principal are too large; see [WithMaxBytesPerPrincipal].
 	ErrPrincipalFull error = &fullError{"the messages of this principal are too large"}
 	// ErrQueueFull: the messages of the queue are too many, or take too much memory; see
 	// [WithMaxDepth] and [WithMaxBytes].
@@ -70,8 +67,7 @@ var (
 	ErrDraining = errors.New("older partitions are not empty")
 	// ErrStarted: the Worker was started before.
 	ErrStarted = errors.New("worker was started before")
-	// ErrStopped: the Worker was stopped. It is also the cause of a handler's
-	// ctx that [Worker.Stop] cancelled.
+	// ErrStopped: the Worker was stopped. It is also the cause of a handler's ctx that [Worker.Stop] cancelled.
 	ErrStopped = errors.New("worker stopped")
 )
 
@@ -97,14 +93,13 @@ func (e *skipRetryError) Error() string { return e.err.Error() }
 
 func (e *skipRetryError) Unwrap() error { return e.err }
 
-// HandBack marks a handler's error as one about this process and not about the message: this
-// handler cannot run it, and has done nothing, but that of another process may, such as one of a
-// newer release. The message goes back unchanged, without an attempt spent. Its delay doubles each
-// time, from 1 s to 30 s, until a process runs it or it expires; beside thousands of such messages
-// it is longer by up to 1 ms for each, but at most 30 s. Meanwhile its key is not reserved: fresh
-// calls get it, and messages of the key that arrived later wait. The Worker hands it back without a
-// lock and without the handler, except that it calls the handler for one message of a name every 30
-// s. HandBack(nil) is nil.
+// HandBack marks a handler's error as one about this process and not about the message: this handler cannot run it, and
+// has done nothing, but that of another process may, such as one of a newer release. The message goes back unchanged,
+// without an attempt spent. Its delay doubles each time, from 1 s to 30 s, until a process runs it or it expires;
+// beside thousands of such messages it is longer by up to 1 ms for each, but at most 30 s. Meanwhile its key is not
+// reserved: fresh calls get it, and messages of the key that arrived later wait. The Worker hands it back without a
+// lock and without the handler, except that it calls the handler for one message of a name every 30 s. HandBack(nil) is
+// nil.
 func HandBack(err error) error {
 	if err == nil {
 		return nil

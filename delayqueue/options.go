@@ -39,12 +39,11 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithService names the service that uses the queue. The queue belongs to the first service that
-// names itself; processes of another service are refused from then on ([ErrOtherService]). So two
-// services that share a Redis, a prefix and a queue name do not run each other's messages. All
-// processes of a service must have the same name. Default "": the process is never refused, and
-// does not protect the queue. An operator's tool uses [Open]. 1 to 64 letters, digits, dots,
-// underscores and hyphens.
+// WithService names the service that uses the queue. The queue belongs to the first service that names itself;
+// processes of another service are refused from then on ([ErrOtherService]). So two services that share a Redis, a
+// prefix and a queue name do not run each other's messages. All processes of a service must have the same name. Default
+// "": the process is never refused, and does not protect the queue. An operator's tool uses [Open]. 1 to 64 letters,
+// digits, dots, underscores and hyphens.
 func WithService(name string) Option {
 	return func(q *Queue) error {
 		if !validName(name) {
@@ -82,12 +81,11 @@ func WithMaxResult(n int) Option {
 	}
 }
 
-// WithPartitions splits the queue by the key of a message, or by its id if it has no key. The
-// partitions are in different slots of a Cluster, so that the queue grows over several nodes. Each
-// is polled separately: an idle worker sends one script every 10 s to each, or every third of a
-// claim lease if that is shorter. Only a new queue is made with this number. If the queue already
-// has another number, that is used, and a warning is logged (log/slog); [Queue.Repartition] changes
-// it. Default 1; at most 1024.
+// WithPartitions splits the queue by the key of a message, or by its id if it has no key. The partitions are in
+// different slots of a Cluster, so that the queue grows over several nodes. Each is polled separately: an idle worker
+// sends one script every 10 s to each, or every third of a claim lease if that is shorter. Only a new queue is made
+// with this number. If the queue already has another number, that is used, and a warning is logged (log/slog);
+// [Queue.Repartition] changes it. Default 1; at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
 		q.split, q.splitGiven = n, true
@@ -95,11 +93,10 @@ func WithPartitions(n int) Option {
 	}
 }
 
-// WithReservationWindow sets for how long a key stays reserved for its parked messages after the
-// last of them was parked or tried. Until then no fresh call gets the key before them, whether
-// through a Guard or a Locker. With a longer window fresh calls wait longer if all workers are
-// gone. Default 1 min; 100 ms to 24 h. With 0 nothing is reserved, and fresh calls may overtake.
-// All processes of a queue should have the same window.
+// WithReservationWindow sets for how long a key stays reserved for its parked messages after the last of them was
+// parked or tried. Until then no fresh call gets the key before them, whether through a Guard or a Locker. With a
+// longer window fresh calls wait longer if all workers are gone. Default 1 min; 100 ms to 24 h. With 0 nothing is
+// reserved, and fresh calls may overtake. All processes of a queue should have the same window.
 func WithReservationWindow(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.reservationWindow = d
@@ -121,8 +118,7 @@ func WithMaxDepth(n int) Option {
 	}
 }
 
-// WithMaxDepthPerKey sets how many messages of one key may be queued or running. Default 1000; at
-// least 1.
+// WithMaxDepthPerKey sets how many messages of one key may be queued or running. Default 1000; at least 1.
 func WithMaxDepthPerKey(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepthPerKey = n
@@ -130,9 +126,8 @@ func WithMaxDepthPerKey(n int) Option {
 	}
 }
 
-// WithMaxAttempts sets how often a message is tried before it becomes a dead letter. To find its
-// key held is not an attempt. The option of the worker's Queue counts, not that of the Queue that
-// stored the job. Default 5; at least 1.
+// WithMaxAttempts sets how often a message is tried before it becomes a dead letter. To find its key held is not an
+// attempt. The option of the worker's Queue counts, not that of the Queue that stored the job. Default 5; at least 1.
 //
 // A message whose worker process died has its last attempt alone in its Worker, which runs and
 // claims nothing else meanwhile: so a message that kills its process makes no dead letters of
@@ -144,11 +139,10 @@ func WithMaxAttempts(n int) Option {
 	}
 }
 
-// WithRetention sets how long the status of a done, expired, cancelled or superseded message is
-// stored, or of a dead letter without room, and its id is refused a second time. They may be stored for
-// up to twice as long, or less if the messages that have ended have no more room: see [WithMaxBytes]. It
-// should be longer than the client's retries, some 15 s. Default 1 h; at least 1 s, and more than two claim leases of its
-// Workers ([WithClaimLease]).
+// WithRetention sets how long the status of a done, expired, cancelled or superseded message is stored, or of a dead
+// letter without room, and its id is refused a second time. They may be stored for up to twice as long, or less if the
+// messages that have ended have no more room: see [WithMaxBytes]. It should be longer than the client's retries, some
+// 15 s. Default 1 h; at least 1 s, and more than two claim leases of its Workers ([WithClaimLease]).
 func WithRetention(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.retention = d
@@ -156,10 +150,9 @@ func WithRetention(d time.Duration) Option {
 	}
 }
 
-// WithDeadRetention sets how long a dead letter is stored, with its payload, while there is room: see
-// [WithMaxBytes]. If it is raised, older
-// dead letters keep a long payload only for the time that was set when they died. Default 7 days;
-// at least 1 s.
+// WithDeadRetention sets how long a dead letter is stored, with its payload, while there is room: see [WithMaxBytes].
+// If it is raised, older dead letters keep a long payload only for the time that was set when they died. Default 7
+// days; at least 1 s.
 func WithDeadRetention(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.deadRetention = d
@@ -167,9 +160,8 @@ func WithDeadRetention(d time.Duration) Option {
 	}
 }
 
-// WithQueueObserver sets the [Observer] of the Queue, and of its Workers that have none of their
-// own ([WithObserver]). Default: [DefaultObserver], which logs warnings. Nil is a
-// core.ErrInvalidOption.
+// WithQueueObserver sets the [Observer] of the Queue, and of its Workers that have none of their own ([WithObserver]).
+// Default: [DefaultObserver], which logs warnings. Nil is a core.ErrInvalidOption.
 func WithQueueObserver(o Observer) Option {
 	return func(q *Queue) error {
 		if nilcheck.IsNil(o) {

@@ -16,10 +16,9 @@ import (
 // BadKey's or core.ErrInvalidKey is the client's fault and answered with 400; any other is answered
 // with 500 and logged. Only the error [NoKey] lets the request run, without a key.
 //
-// Under every framework the request has the path parameters of the matched route
-// as its PathValue, and the route as its Pattern. A KeyFunc may read the body if it
-// leaves another in the request that reads the same: the handler gets that one. It
-// must be safe for concurrent use.
+// Under every framework the request has the path parameters of the matched route as its PathValue, and the route as its
+// Pattern. A KeyFunc may read the body if it leaves another in the request that reads the same: the handler gets that
+// one. It must be safe for concurrent use.
 //
 // Param, ParamInt, ParamUUID, Query, Header, JSONField, Form and Value make the usual ones, Join, Hash and
 // Canonical combine them. Values that the service treats as the same thing must make the same key, or two
@@ -30,17 +29,15 @@ import (
 // stored anyway; credentials and the client's address are never there.
 type KeyFunc func(*http.Request) (string, error)
 
-// Param takes the key from a path parameter: Param("order:", "id") makes "order:42" of
-// /orders/42 under /orders/{id}. The prefix keeps keys of different kinds apart. A
-// request with an empty value is refused with 400. A name that is empty, or that the
-// route does not have, is a mistake in the program: 500, and the log says what to do.
+// Param takes the key from a path parameter: Param("order:", "id") makes "order:42" of /orders/42 under /orders/{id}.
+// The prefix keeps keys of different kinds apart. A request with an empty value is refused with 400. A name that is
+// empty, or that the route does not have, is a mistake in the program: 500, and the log says what to do.
 //
-// The value is the one that the framework gives to its handlers: that of a wildcard for the rest of
-// the path begins with a slash under gin, and not elsewhere. Percent-encoding that a router leaves
-// in it, as chi and echo may, is decoded, for every key function: /orders/42 and /orders/%34%32 are
-// one order. Where it cannot be known whether it was left in, since the path was changed or the
-// router does not report its pattern, a value with a % is refused with 400. Values that a handler
-// treats as the same thing must make the same key: if 42 and 042 are one order to it, use
+// The value is the one that the framework gives to its handlers: that of a wildcard for the rest of the path begins
+// with a slash under gin, and not elsewhere. Percent-encoding that a router leaves in it, as chi and echo may, is
+// decoded, for every key function: /orders/42 and /orders/%34%32 are one order. Where it cannot be known whether it was
+// left in, since the path was changed or the router does not report its pattern, a value with a % is refused with 400.
+// Values that a handler treats as the same thing must make the same key: if 42 and 042 are one order to it, use
 // [ParamInt].
 func Param(prefix, name string) KeyFunc { return canonicalParam(prefix, name, nil) }
 
@@ -85,9 +82,8 @@ func (p *param) key(r *http.Request) (string, error) {
 	return p.prefix + v, nil
 }
 
-// Query takes the key from the first value of a query parameter, as Param does from
-// the path. A request without a value is refused with 400. The query is stored with
-// a parked request.
+// Query takes the key from the first value of a query parameter, as Param does from the path. A request without a value
+// is refused with 400. The query is stored with a parked request.
 func Query(prefix, name string) KeyFunc {
 	return from(prefix, "query parameter", name, func(r *http.Request) (string, error) {
 		return r.URL.Query().Get(name), nil
@@ -100,10 +96,9 @@ func Query(prefix, name string) KeyFunc {
 // A route that parks must give the same header to WithAllowedHeaders, unless it is stored
 // anyway. A replay does not have it otherwise, is handed back, and expires.
 //
-// A header that carries credentials, such as Authorization, Cookie or X-Api-Key, cannot be a key,
-// since keys can be read in Redis: every request is refused with 500, and the log says why. Use the
-// id of whom they authenticate, with Value. Host cannot be a key either: Go does not treat it as a
-// header, and it is not stored.
+// A header that carries credentials, such as Authorization, Cookie or X-Api-Key, cannot be a key, since keys can be
+// read in Redis: every request is refused with 500, and the log says why. Use the id of whom they authenticate, with
+// Value. Host cannot be a key either: Go does not treat it as a header, and it is not stored.
 func Header(prefix, name string) KeyFunc {
 	if err := keyHeader(name); err != nil {
 		return failing(err)
@@ -112,15 +107,13 @@ func Header(prefix, name string) KeyFunc {
 	return from(prefix, "header", name, func(r *http.Request) (string, error) { return r.Header.Get(name), nil })
 }
 
-// Value takes the key from the request's context, where middleware in front of the guard
-// left it: Value("user:", "user id", userID). What says what the value is, for the log. A
-// request for which f finds none, or an empty one, is refused with 400. Middleware in
-// front should have refused it already.
+// Value takes the key from the request's context, where middleware in front of the guard left it: Value("user:", "user
+// id", userID). What says what the value is, for the log. A request for which f finds none, or an empty one, is refused
+// with 400. Middleware in front should have refused it already.
 //
-// Under gin, f finds what is in c.Request.Context(); for values of c.Set use
-// ginlock.Func. The same holds for echo. A replay carries no credentials. On a route that
-// parks, the middleware that sets the value must find it for a replay too: Replayed has
-// the principal's id.
+// Under gin, f finds what is in c.Request.Context(); for values of c.Set use ginlock.Func. The same holds for echo. A
+// replay carries no credentials. On a route that parks, the middleware that sets the value must find it for a replay
+// too: Replayed has the principal's id.
 func Value(prefix, what string, f func(context.Context) (string, bool)) KeyFunc {
 	if f == nil {
 		return failing(invalid("Value: the function is nil"))

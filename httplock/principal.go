@@ -9,12 +9,11 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// WithPrincipal sets the function that says who sends a request. It does not authenticate: the
-// principal decides on whose behalf a request is parked, to whom an Idempotency-Key belongs, and
-// which requests [WithMaxWaitersPerPrincipal] counts together. principal returns an id, such as a
-// user's, or an address where nobody signs in: at most 256 printable bytes, and no secret, since it
-// is stored with a parked request. It is called once for each request that needs the key, not for
-// replays, and must be safe for concurrent use. It may read the body, as a [KeyFunc] may.
+// WithPrincipal sets the function that says who sends a request. It does not authenticate: the principal decides on
+// whose behalf a request is parked, to whom an Idempotency-Key belongs, and which requests [WithMaxWaitersPerPrincipal]
+// counts together. principal returns an id, such as a user's, or an address where nobody signs in: at most 256
+// printable bytes, and no secret, since it is stored with a parked request. It is called once for each request that
+// needs the key, not for replays, and must be safe for concurrent use. It may read the body, as a [KeyFunc] may.
 //
 // Empty means anonymous, which a request with credentials (see [WithCredentialHeaders]) is not: it is not parked then,
 // but answered as if the guard rejected it, and refused with 500 if it has an Idempotency-Key. For requests that have
@@ -54,10 +53,9 @@ func WithReauthorize(reauthorize func(r *http.Request, principal string) error) 
 	}
 }
 
-// WithAnonymous declares that it does not matter who sends a request, whatever its
-// credentials: for routes that do not look at them. Requests are parked without them, and
-// run on nobody's behalf; all clients share their Idempotency-Keys. See [WithPrincipal]
-// for the others.
+// WithAnonymous declares that it does not matter who sends a request, whatever its credentials: for routes that do not
+// look at them. Requests are parked without them, and run on nobody's behalf; all clients share their Idempotency-Keys.
+// See [WithPrincipal] for the others.
 func WithAnonymous() Option {
 	return func(m *Middleware) error {
 		m.anonymous = true
@@ -90,9 +88,8 @@ func (m *Middleware) checkPrincipal() error {
 
 type frameworkKey struct{}
 
-// FrameworkFrom returns the Framework of the [Exchange], given the ctx of the request that
-// [WithPrincipal]'s function gets, and that of the [Match], given the ctx of a key function's
-// request. It is for adapters. Nil: there is none.
+// FrameworkFrom returns the Framework of the [Exchange], given the ctx of the request that [WithPrincipal]'s function
+// gets, and that of the [Match], given the ctx of a key function's request. It is for adapters. Nil: there is none.
 func FrameworkFrom(ctx context.Context) any { return ctx.Value(frameworkKey{}) }
 
 // onBehalfOf returns a request's principal, or why nothing may be stored on anybody's behalf.
@@ -122,8 +119,7 @@ func (m *Middleware) principalOf(x Exchange) (string, error) {
 	return m.principal(seen)
 }
 
-// authorized asks whether a replay may still be run on its principal's behalf,
-// and writes the response if it may not.
+// authorized asks whether a replay may still be run on its principal's behalf, and writes the response if it may not.
 func (p *requestState) authorized() bool {
 	m, x, replay := p.m, p.x, p.replay
 	if m.reauthorize == nil {
