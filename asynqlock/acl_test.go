@@ -14,8 +14,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// The middleware's locks have a user of their own, and tasks that are refused come back,
-// or wait for their key.
+// The middleware's locks have a user of their own, and tasks that are refused come back, or wait for their key.
 func TestACL_TheSmallestRightsOfTheMiddleware(t *testing.T) {
 	t.Parallel()
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "perkey"}

@@ -258,8 +258,7 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 	})
 }
 
-// While a task stays in its worker it holds no key of the guards around, as other tasks may
-// hold them in another order.
+// While a task stays in its worker it holds no key of the guards around, as other tasks may hold them in another order.
 func TestConfigure_AnotherRedisHoldsNoOuterKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

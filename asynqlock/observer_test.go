@@ -24,8 +24,7 @@ type outcomes struct {
 
 func (o outcomes) OnOutcome(_ context.Context, e asynqlock.Outcome) { o.told <- e }
 
-// Each time that a task is handed out is told of once, whatever becomes of it.
-// It is long since it is one story.
+// Each time that a task is handed out is told of once, whatever becomes of it. It is long since it is one story.
 func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

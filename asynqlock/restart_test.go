@@ -21,11 +21,10 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// A Redis with a log is killed and started again while servers run tasks of few keys, and while others enqueue more:
-// no two of a key run at once, none is archived, and all run but those that asynq has leased to a server that never
-// got them, which asynq hands out again when that lease is over, later than this test. Afterwards releases wake tasks
-// as before.
-// It is long since it is one story.
+// A Redis with a log is killed and started again while servers run tasks of few keys, and while others enqueue more: no
+// two of a key run at once, none is archived, and all run but those that asynq has leased to a server that never got
+// them, which asynq hands out again when that lease is over, later than this test. Afterwards releases wake tasks as
+// before. It is long since it is one story.
 func TestWake_ARedisThatRestarts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Logged...)

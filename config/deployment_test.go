@@ -263,8 +263,7 @@ func (a *authority) issue(t *testing.T, name string) (cert, key []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
 }
 
-// tlsProxy puts TLS in front of a server, as redis.test, for clients that have a
-// certificate.
+// tlsProxy puts TLS in front of a server, as redis.test, for clients that have a certificate.
 func tlsProxy(t *testing.T, target string, ca *authority) string {
 	t.Helper()
 	certPEM, keyPEM := ca.issue(t, "redis.test")

@@ -16,9 +16,8 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// Whatever a file says, Parse says what is wrong or Build makes it: neither panics, and
-// each problem names what it is about. What Parse takes the schema takes. A service that runs takes the
-// file, or says why not.
+// Whatever a file says, Parse says what is wrong or Build makes it: neither panics, and each problem names what it is
+// about. What Parse takes the schema takes. A service that runs takes the file, or says why not.
 func FuzzParse(f *testing.F) {
 	paths, err := filepath.Glob("testdata/*.yaml")
 	require.NoError(f, err)

@@ -50,8 +50,7 @@ func build(t testing.TB, env *redistest.Env, file string, opts ...config.Option)
 	return rt
 }
 
-// service is an HTTP server with one route, whose handler says when it runs and waits
-// until it may go on.
+// service is an HTTP server with one route, whose handler says when it runs and waits until it may go on.
 type service struct {
 	http.Handler
 	running chan *http.Request

@@ -60,8 +60,7 @@ func TestReferences_NothingElseOverridesAFile(t *testing.T) {
 	assert.Equal(t, "h:1", o.Addr)
 }
 
-// The environment of the process is what Load and Parse read. An empty variable counts
-// as none.
+// The environment of the process is what Load and Parse read. An empty variable counts as none.
 func TestLoad_ReadsTheEnvironment(t *testing.T) {
 	t.Setenv("PERKEY_TEST_HOST", "from-the-environment")
 	t.Setenv("PERKEY_TEST_EMPTY", "")

@@ -19,8 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// routers make a guarded service, whose route takes any method or only POST, and read
-// what it has registered.
+// routers make a guarded service, whose route takes any method or only POST, and read what it has registered.
 var routers = map[string]func(rt *config.Runtime, pattern string, anyMethod bool) (guarded http.Handler, registered []httplock.RegisteredRoute, err error){
 	"net/http": func(rt *config.Runtime, pattern string, anyMethod bool) (http.Handler, []httplock.RegisteredRoute, error) {
 		if !anyMethod {

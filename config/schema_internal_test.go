@@ -343,8 +343,7 @@ func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 	}
 }
 
-// And what is past a range is refused by the packages too: the ranges are not narrower
-// than they need to be.
+// And what is past a range is refused by the packages too: the ranges are not narrower than they need to be.
 func TestRanges_AreThoseOfThePackages(t *testing.T) {
 	t.Parallel()
 	for _, section := range []reflect.Type{

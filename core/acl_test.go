@@ -22,8 +22,7 @@ const (
 	toInspect = "locks of parked work, Inspect"
 )
 
-// seldomUsed are the commands that the life of a lock can do without, by what has
-// them run.
+// seldomUsed are the commands that the life of a lock can do without, by what has them run.
 var seldomUsed = map[string]string{
 	"hgetall": "a holder whose lease ran out beside others",
 	"ping":    "a subscription that is idle for seconds",

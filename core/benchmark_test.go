@@ -15,8 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// BenchmarkDistinctKeys is 64 goroutines that never want the same key: their calls meet in
-// pipelines.
+// BenchmarkDistinctKeys is 64 goroutines that never want the same key: their calls meet in pipelines.
 func BenchmarkDistinctKeys(b *testing.B) {
 	locker, err := core.New(redistest.Real(b).Client(b))
 	require.NoError(b, err)

@@ -17,9 +17,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// The wall clock of a process cannot be set apart from its machine's. That the
-// clocks of clients do not matter is shown from two sides: they are in nothing that
-// clients send, and it makes no difference when the server's is an hour off.
+// The wall clock of a process cannot be set apart from its machine's. That the clocks of clients do not matter is shown
+// from two sides: they are in nothing that clients send, and it makes no difference when the server's is an hour off.
 
 func TestClocks_NothingThatAClientSendsTellsItsTime(t *testing.T) {
 	t.Parallel()

@@ -14,8 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// deployment is a Redis of several processes. The funcs primary and replicas are
-// for one goroutine.
+// deployment is a Redis of several processes. The funcs primary and replicas are for one goroutine.
 type deployment struct {
 	client    func(t testing.TB, protocol int) redis.UniversalClient
 	primary   func(t testing.TB, record string) *redistest.Server // that holds it
@@ -133,8 +132,7 @@ type life struct {
 	deaf          bool                  // no message tells: a waiting call has to ask
 }
 
-// run returns how many of the waiting calls a message told that their key is free.
-// It is long since it is one story.
+// run returns how many of the waiting calls a message told that their key is free. It is long since it is one story.
 func (f life) run(t *testing.T) (told int) {
 	t.Helper()
 	const ttl = 3 * time.Second // a busy machine renews within that

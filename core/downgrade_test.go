@@ -98,8 +98,7 @@ func TestDowngrade_ALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 	})
 }
 
-// Whether the downgrade took place is not known: the lease goes on either way, and
-// its release leaves nothing.
+// Whether the downgrade took place is not known: the lease goes on either way, and its release leaves nothing.
 func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const ttl = 2 * time.Second
@@ -164,8 +163,7 @@ func TestDowngrade_OnlyAnExclusiveLeaseIsDowngraded(t *testing.T) {
 	})
 }
 
-// bothTokens matches the first request of a downgrade, which has an exclusive token
-// and a shared one.
+// bothTokens matches the first request of a downgrade, which has an exclusive token and a shared one.
 func bothTokens() func([]byte) bool { return once("\r\n1:", "\r\n0:") }
 
 func TestLease_Mode(t *testing.T) {

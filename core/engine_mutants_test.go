@@ -73,8 +73,7 @@ var engineMutants = []engineMutant{
 	},
 }
 
-// failoverMutants take some seconds for each try. An empty file: the piece of the same name
-// above is broken.
+// failoverMutants take some seconds for each try. An empty file: the piece of the same name above is broken.
 var failoverMutants = []engineMutant{
 	{
 		name: "renewals stay with the old primary", file: "../internal/dedicated/dedicated.go", failover: true,

@@ -15,8 +15,7 @@ import (
 // NeverPoll makes waiting calls rely on being woken.
 func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 
-// Listening reports whether the Locker's subscription is up, and whoever waited for
-// that was told.
+// Listening reports whether the Locker's subscription is up, and whoever waited for that was told.
 func (l *Locker) Listening() bool { return l.store.Listening() }
 
 // KnowsContention reports whether only calls of other processes are known to wait for key.

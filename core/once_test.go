@@ -197,8 +197,7 @@ func TestOnce_AFailedRunIsRepeatedByTheNextCall(t *testing.T) {
 	})
 }
 
-// What a ctx holds already is released by others: no period can be kept. Work under a period's lease
-// passes through.
+// What a ctx holds already is released by others: no period can be kept. Work under a period's lease passes through.
 func TestOnce_UnderALeaseAndWrongUse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, other := newLocker(t, env), newLocker(t, env)

@@ -37,8 +37,7 @@ func heal(p *redistest.Proxy) {
 	p.Cut()
 }
 
-// callsAtOnce makes n calls at the same time, and returns their errors and how long the
-// last one took.
+// callsAtOnce makes n calls at the same time, and returns their errors and how long the last one took.
 func callsAtOnce(n int, call func(i int) error) (errs []error, took time.Duration) {
 	start, done := time.Now(), make(chan error)
 	for i := range n {
@@ -314,8 +313,7 @@ func engineGoroutines() (n int64) {
 	return n
 }
 
-// commands is how often Redis ran a command. A record begins with a SET: a release, and a
-// cancel, do not send one.
+// commands is how often Redis ran a command. A record begins with a SET: a release, and a cancel, do not send one.
 func commands(t *testing.T, rdb *redis.Client, name string) int64 {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "commandstats").Result()

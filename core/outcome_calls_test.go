@@ -155,8 +155,7 @@ type made struct {
 	panicked bool
 }
 
-// makeCalls makes calls in one way, all at the same time. meanwhile runs beside them; it may
-// be nil.
+// makeCalls makes calls in one way, all at the same time. meanwhile runs beside them; it may be nil.
 func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(), call func(i int) entered) []made {
 	t.Helper()
 	all := make([]made, n)
@@ -185,8 +184,7 @@ func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(
 	return all
 }
 
-// requireOutcomes checks the law: each call has one outcome, and it is the call's error's. It
-// returns the outcomes.
+// requireOutcomes checks the law: each call has one outcome, and it is the call's error's. It returns the outcomes.
 func (o *ledger) requireOutcomes(t *testing.T, calls []made) []core.Outcome {
 	t.Helper()
 	o.mu.Lock()
@@ -233,8 +231,7 @@ func newSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
 	return s
 }
 
-// fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for
-// timeout.
+// fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for timeout.
 func fragileSides(t *testing.T, env *redistest.Env, timeout time.Duration, opts ...core.Option) *sides {
 	t.Helper()
 	s := &sides{env: env, proxy: redistest.NewProxy(t, env.Addr), seen: newLedger(), rival: newLocker(t, env)}

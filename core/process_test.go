@@ -23,8 +23,7 @@ import (
 // it is to be a reader, "all" if key is several with commas between, or "once" or "lead".
 const holderVar = "PERKEY_TEST_HOLDER"
 
-// runHolder takes a key, says "held FENCE", holds until a line comes in, and
-// says what became of the lease.
+// runHolder takes a key, says "held FENCE", holds until a line comes in, and says what became of the lease.
 func runHolder() {
 	var addr, prefix, key, ttl, mode string
 	_, _ = fmt.Sscan(os.Getenv(holderVar), &addr, &prefix, &key, &ttl, &mode)

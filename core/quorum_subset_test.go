@@ -48,8 +48,7 @@ func mixturesOf(many int) (all []string) {
 	return all
 }
 
-// expected is what a call gets; nil: the key. It comes at once, unless it hangs on those
-// that do not answer.
+// expected is what a call gets; nil: the key. It comes at once, unless it hangs on those that do not answer.
 func expected(nodes string) (atOnce bool, err error) {
 	free, held := strings.Count(nodes, "f"), strings.Count(nodes, "h")
 	dead, stopped := strings.Count(nodes, "d"), strings.Count(nodes, "s")

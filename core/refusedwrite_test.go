@@ -10,8 +10,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// A grant that was published stays published when its script fails: waiters would work on a key
-// that they do not hold.
+// A grant that was published stays published when its script fails: waiters would work on a key that they do not hold.
 func TestRefusal_ARedisThatRefusesWritesGrantsNothingByMessage(t *testing.T) {
 	t.Parallel()
 	const each = 20

@@ -83,8 +83,7 @@ func TestReservation_ACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 	})
 }
 
-// history of calls for a key: when each began, was told of its deferral, and ran. The
-// times are places in one order.
+// history of calls for a key: when each began, was told of its deferral, and ran. The times are places in one order.
 type callHistory struct {
 	span             time.Duration // of a reservation
 	clock, ids       atomic.Int64
@@ -186,8 +185,7 @@ func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T
 		defer cancel()
 		var fresh, others sync.WaitGroup
 		for range callers {
-			// Each has a process of its own: in one, the first calls after a reservation
-			// may come before its message.
+			// Each has a process of its own: in one, the first calls after a reservation may come before its message.
 			l := newLocker(t, env)
 			fresh.Go(func() {
 				for range calls {
@@ -226,8 +224,7 @@ func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T
 	})
 }
 
-// lastParked parks a call whose work has run by the time that anybody asks. The reply
-// to what reserves its key is lost.
+// lastParked parks a call whose work has run by the time that anybody asks. The reply to what reserves its key is lost.
 type lastParked struct{ lose, asked *atomic.Bool }
 
 func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, error) {

@@ -25,8 +25,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// These tests count goroutines, memory and processor time of the whole process, so
-// none of them is parallel.
+// These tests count goroutines, memory and processor time of the whole process, so none of them is parallel.
 
 // scaleLeasesVar is how many leases one process holds, if not so many that it takes
 // a few seconds. The time that they are held for grows along.
@@ -75,8 +74,7 @@ func memory() int {
 	return int(m.HeapAlloc + m.StackInuse)
 }
 
-// work is what the process has done so far: its processor time, and what it
-// allocated.
+// work is what the process has done so far: its processor time, and what it allocated.
 type work struct {
 	cpu     time.Duration
 	mallocs int

@@ -19,8 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// modeOptions are the ways to hold a key that the engine has, and how to ask for
-// them.
+// modeOptions are the ways to hold a key that the engine has, and how to ask for them.
 var modeOptions = map[history.Mode]func(limit int) []core.AcquireOption{
 	history.Exclusive: func(int) []core.AcquireOption { return nil },
 	history.Shared:    func(int) []core.AcquireOption { return []core.AcquireOption{core.Shared()} },
@@ -186,8 +185,7 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	}
 	try, wait := percent(rng, w.Try), upTo(rng, w.MaxWait)
 
-	// The lease's ctx comes from this one. It must not end with the time-out of
-	// an Acquire that was granted.
+	// The lease's ctx comes from this one. It must not end with the time-out of an Acquire that was granted.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	acquire := locker.Acquire

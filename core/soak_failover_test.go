@@ -59,8 +59,7 @@ func (round soakRound) runFailovers(t *testing.T) soaked {
 	return r.soaked
 }
 
-// failOver has another server become the primary, and notes what that had of the old one's
-// grants.
+// failOver has another server become the primary, and notes what that had of the old one's grants.
 func (r *soakRunner) failOver(way faultKind, rng *rand.Rand) {
 	s := r.sentinel
 	for _, replica := range s.Replicas(r.t) {
@@ -114,9 +113,8 @@ func (r *soakRunner) failOver(way faultKind, rng *rand.Rand) {
 
 const beatKey = "beat"
 
-// beat writes the time to a primary, again and again. The last that a replica has says what
-// else it has: all from before. The channel gets the time at which the server serves nobody
-// any more.
+// beat writes the time to a primary, again and again. The last that a replica has says what else it has: all from
+// before. The channel gets the time at which the server serves nobody any more.
 func (r *soakRunner) beat(primary *redistest.Server) <-chan int64 {
 	rdb, ended := primary.AppClient(r.t), make(chan int64, 1)
 	go func() {

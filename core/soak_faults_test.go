@@ -81,8 +81,7 @@ func schedule(seed uint64, run time.Duration, clients int, every map[faultKind]t
 	return all
 }
 
-// soakRound is one run of client processes on a Redis of its own, while things go
-// wrong.
+// soakRound is one run of client processes on a Redis of its own, while things go wrong.
 type soakRound struct {
 	Seed     uint64
 	Length   time.Duration

@@ -16,8 +16,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// seedFlag replays a schedule of faults. What the network and the scheduler do
-// between them is not replayed.
+// seedFlag replays a schedule of faults. What the network and the scheduler do between them is not replayed.
 var seedFlag = flag.Uint64("seed", 0, "of the faults; 0: a new one")
 
 func soakSeed() uint64 {

@@ -19,8 +19,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// untilWoken waits so long between tries that, on a locker that never polls, only
-// a wake-up explains success.
+// untilWoken waits so long between tries that, on a locker that never polls, only a wake-up explains success.
 var untilWoken = retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour}
 
 // newSleeper returns a locker whose waiting calls rely on being woken.
@@ -120,8 +119,7 @@ func TestWait_ALostNotificationDelaysAWaiterByNoMoreThanThePollInterval(t *testi
 		redistest.Eventually(t, func() bool {
 			return strings.Contains(rdb.HGet(t.Context(), record, "queue").Val(), "@")
 		}, "it waits to be told")
-		// The record names no waiter, so the release wakes none. A question that is
-		// under way names it once more.
+		// The record names no waiter, so the release wakes none. A question that is under way names it once more.
 		redistest.Eventually(t, func() bool {
 			require.NoError(t, rdb.HDel(t.Context(), record, "queue", "waiting").Err())
 			time.Sleep(50 * time.Millisecond)

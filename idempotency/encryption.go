@@ -6,19 +6,17 @@ import "github.com/perkey-go/perkey/internal/keyring"
 // the Keyring lacks, of another record, or damaged. Its work was finished, and does not run again.
 var ErrSealed = keyring.ErrSealed
 
-// Keyring holds the keys of WithEncryption: it is delayqueue.Keyring, where its fields and the rotation of keys
-// are described. In a Store each outcome counts towards the 2^32 seals of a key. An old key can be removed when
-// the longest TTL has passed since another one became Current. AcceptUnsealed lets the Store use outcomes that
-// are not sealed.
+// Keyring holds the keys of WithEncryption: it is delayqueue.Keyring, where its fields and the rotation of keys are
+// described. In a Store each outcome counts towards the 2^32 seals of a key. An old key can be removed when the longest
+// TTL has passed since another one became Current. AcceptUnsealed lets the Store use outcomes that are not sealed.
 type Keyring = keyring.Keyring
 
 // WithEncryption makes the Store seal outcomes with AES-256-GCM: whoever reads Redis cannot read
 // them, and whoever writes to Redis cannot forge them, change them, or move them to another record.
 // Default: outcomes are stored as they are.
 //
-// Names, fingerprints and tickets are not hidden: names and fingerprints are hashes, but a
-// fingerprint confirms a correct guess of the whole request. Whoever writes to Redis can remove a
-// record, so that its work runs again.
+// Names, fingerprints and tickets are not hidden: names and fingerprints are hashes, but a fingerprint confirms a
+// correct guess of the whole request. Whoever writes to Redis can remove a record, so that its work runs again.
 //
 // All processes that share the records need it, and the same keys under the same ids. A process
 // without it stores outcomes as they are, and cannot open sealed ones (ErrSealed). To switch it on,

@@ -26,8 +26,7 @@ var _ Observer = NopObserver{}
 // OnEvent does nothing.
 func (NopObserver) OnEvent(context.Context, Event) {}
 
-// EventKind is how a call of the Store ended. The kinds are few and fixed: they make good metric
-// labels.
+// EventKind is how a call of the Store ended. The kinds are few and fixed: they make good metric labels.
 type EventKind string
 
 // The kinds of events.

@@ -298,8 +298,7 @@ func (c *calls) ofIdempotencyKeys() {
 
 const tasks = "perkey_tasks_total"
 
-// ofTasks runs tasks whose payload says what they come to.
-// It is long since it is one story.
+// ofTasks runs tasks whose payload says what they come to. It is long since it is one story.
 func (c *calls) ofTasks() {
 	l, rival := c.locker(), c.locker()
 	skip := asynqlock.WithSkip(func(_ context.Context, t *asynq.Task) bool { return string(t.Payload()) == `"skipped"` })

@@ -180,8 +180,7 @@ func TestCollector_ExportsEachSample(t *testing.T) {
 	assert.ElementsMatch(t, want, got)
 }
 
-// No outcome and no cause is dropped, or counted as another.
-// It is long since it is a list of kinds.
+// No outcome and no cause is dropped, or counted as another. It is long since it is a list of kinds.
 func TestCollector_ExportsEachKind(t *testing.T) {
 	t.Parallel()
 	recorder := ops.NewRecorder()

@@ -123,6 +123,5 @@ func ExampleRequireOneAtATime() {
 	aliases := locktest.IntAliases(42)
 	locktest.RequireOneAtATime(t, guarded, request, aliases...)
 	fmt.Println(aliases)
-	// Output:
-	// [42 042 0042 %34%32 42%20 %2042 +42 %2B42]
+	// Output: [42 042 0042 %34%32 42%20 %2042 +42 %2B42]
 }

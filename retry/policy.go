@@ -25,29 +25,24 @@ type Jitter int
 const (
 	// FullJitter takes a random delay up to the exponential one. The default.
 	FullJitter Jitter = iota
-	// DecorrelatedJitter takes a random delay from Initial to three times the
-	// delay before.
+	// DecorrelatedJitter takes a random delay from Initial to three times the delay before.
 	DecorrelatedJitter
 )
 
-// Policy lets a call whose key is held wait, and ask again after delays that
-// grow from Initial to Max. The release of the key wakes it earlier. When
-// MaxAttempts or MaxWait is reached, or the next delay would outlast the ctx's
-// deadline, Then decides.
+// Policy lets a call whose key is held wait, and ask again after delays that grow from Initial to Max. The release of
+// the key wakes it earlier. When MaxAttempts or MaxWait is reached, or the next delay would outlast the ctx's deadline,
+// Then decides.
 //
 // A call's preference (core.Preference) can shorten the wait, never lengthen it. If the call
 // prefers to be deferred and Then defers, it does not wait at all.
 //
 // The zero Policy is ready to use. A Policy has no state and is safe for concurrent use.
 type Policy struct {
-	// Initial is the first delay before jitter. Zero: 20 ms. Initial, Max and MaxWait are zero or
-	// at least 1 ms.
+	// Initial is the first delay before jitter. Zero: 20 ms. Initial, Max and MaxWait are zero or at least 1 ms.
 	Initial time.Duration
-	// Max is the longest delay before jitter. Zero: 500 ms, or Initial if that
-	// is longer.
+	// Max is the longest delay before jitter. Zero: 500 ms, or Initial if that is longer.
 	Max time.Duration
-	// MaxWait is the longest time from the first attempt to the last, which is made when it is
-	// over. Zero: 2 s.
+	// MaxWait is the longest time from the first attempt to the last, which is made when it is over. Zero: 2 s.
 	MaxWait time.Duration
 	// MaxAttempts is how often the call may ask for the key, the first time included. Waiting for
 	// another call of the same process counts as one. Zero: as often as MaxWait allows.

@@ -18,8 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stage runs batches of numbers, and keeps those that begin with a number below zero until
-// they are let go.
+// stage runs batches of numbers, and keeps those that begin with a number below zero until they are let go.
 type stage struct {
 	mu      sync.Mutex
 	batches [][]int
@@ -361,8 +360,7 @@ func TestAdd_WhenNoGoroutineCanBeHadTheGroupIsClosed(t *testing.T) {
 	require.ErrorIs(t, g.Add(1), groupcommit.ErrClosed)
 }
 
-// Many callers add, leave, enter; a node goes down and up; then all ends. Each item is run,
-// returned or refused, once.
+// Many callers add, leave, enter; a node goes down and up; then all ends. Each item is run, returned or refused, once.
 // It is long since it is one story.
 func TestGroup_EachItemHasOneEnd(t *testing.T) {
 	type item struct{ left, ends atomic.Int32 }

@@ -38,8 +38,7 @@ func stairs(line string) string {
 	return b.String()
 }
 
-// Without the bounds of parse some of these take minutes and gigabytes.
-// It is long since most of it is a table.
+// Without the bounds of parse some of these take minutes and gigabytes. It is long since most of it is a table.
 func TestDecode_HostileDocuments(t *testing.T) {
 	hostile := map[string]string{
 		"a megabyte":              strings.Repeat("a", 1<<20),

@@ -135,8 +135,7 @@ shape: [round, {form: flat}]
 	assert.False(t, strictyaml.Secret{}.Given())
 }
 
-// What is wrong is told with its place, and all of it.
-// It is long since most of it is a table.
+// What is wrong is told with its place, and all of it. It is long since most of it is a table.
 func TestDecode_Problems(t *testing.T) {
 	t.Parallel()
 	const names = "; expected duration, flag, in, keys, list, lists, login, map, number, numbers, section, shape, size, text, word or zero"

@@ -48,8 +48,7 @@ func (d *database) q(q sqlfence.Querier) sqlfence.Querier {
 	return q
 }
 
-// eachDatabase runs test on each database, in parallel with others. There is a table for the
-// fences.
+// eachDatabase runs test on each database, in parallel with others. There is a table for the fences.
 func eachDatabase(t *testing.T, test func(t *testing.T, db *database)) {
 	t.Helper()
 	t.Parallel()

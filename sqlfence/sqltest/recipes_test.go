@@ -11,9 +11,8 @@ import (
 	"github.com/perkey-go/perkey/sqlfence"
 )
 
-// A recipe pays the next installment of an order: it reads how many are paid, and writes one
-// more payment. It calls pause between its steps. The error of a holder that may not write
-// matches sqlfence.ErrStale.
+// A recipe pays the next installment of an order: it reads how many are paid, and writes one more payment. It calls
+// pause between its steps. The error of a holder that may not write matches sqlfence.ErrStale.
 type recipe func(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error
 
 // recipes are those of the documentation, and the one that it warns of.

@@ -26,8 +26,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// server is a database's process that the tests share: on a free loopback port, in a
-// directory of its own.
+// server is a database's process that the tests share: on a free loopback port, in a directory of its own.
 type server struct {
 	// requireVar is an environment variable that, set to 1, makes a missing server a failure,
 	// not a skip, and so a run without a test on it.

@@ -14,8 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// A process reads, is stopped until another one has its key and has read too, and goes on
-// before that writes.
+// A process reads, is stopped until another one has its key and has read too, and goes on before that writes.
 func TestStopped_BetweenReadAndWrite(t *testing.T) {
 	for recipe, twice := range map[string]int{"apart": 0, "column": 0, "old": 1} {
 		t.Run(recipe, func(t *testing.T) {
@@ -56,9 +55,8 @@ func TestStopped_BetweenReadAndWrite(t *testing.T) {
 
 var stops = flag.Int("stops", 8, "how often each process is stopped for longer than its leases")
 
-// Processes that ignore their contexts are stopped at any moment, for about as long as their
-// leases last, or longer.
-// It is long since it is one story.
+// Processes that ignore their contexts are stopped at any moment, for about as long as their leases last, or longer. It
+// is long since it is one story.
 func TestStopped_AtAnyMoment(t *testing.T) {
 	for recipe := range recipes {
 		t.Run(recipe, func(t *testing.T) {

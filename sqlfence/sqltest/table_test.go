@@ -29,8 +29,7 @@ func newLocker(t *testing.T) *core.Locker {
 	return testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix))
 }
 
-// holders are leases of one key, of which each but the last was taken away while its holder
-// does not know.
+// holders are leases of one key, of which each but the last was taken away while its holder does not know.
 func holders(t *testing.T, key string, n int) (leases []*core.Lease) {
 	t.Helper()
 	locker := newLocker(t)

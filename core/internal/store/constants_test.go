@@ -14,8 +14,7 @@ import (
 
 var constantLine = regexp.MustCompile(`(?m)^local ([A-Z]+) = (\d+)`)
 
-// sources are the files of the store that match a pattern, without comments. Tests are not among
-// them.
+// sources are the files of the store that match a pattern, without comments. Tests are not among them.
 func sources(t *testing.T, pattern, comment string) map[string]string {
 	t.Helper()
 	names, err := filepath.Glob(pattern)

@@ -29,8 +29,7 @@ var knownFields = []any{
 	"queue", waiterToken + "~9999999999999,x ", "waiting", "1", "watch", "stranger ", "reserved", "9999999999999 7",
 }
 
-// Calls of scripts on a record, and what they answer if it is foreign. The record lasts for a
-// minute.
+// Calls of scripts on a record, and what they answer if it is foreign. The record lasts for a minute.
 var foreignCalls = map[string]struct {
 	script string
 	args   []any

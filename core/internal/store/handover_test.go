@@ -18,10 +18,9 @@ import (
 // aged is AGED of lua/constants.lua.
 const aged = 10 * time.Second
 
-// shortestLife has processes hand a key over to one another for a while of the server's time, each
-// of which waits for it again at once. It returns the shortest time that the record was to last after a
-// hand-over, zero if it expired.
-// It is long since it is one story.
+// shortestLife has processes hand a key over to one another for a while of the server's time, each of which waits for
+// it again at once. It returns the shortest time that the record was to last after a hand-over, zero if it expired. It
+// is long since it is one story.
 func shortestLife(t *testing.T, release string, while time.Duration, step func() time.Duration) (shortest time.Duration) {
 	t.Helper()
 	ctx, m := t.Context(), miniredis.RunT(t)

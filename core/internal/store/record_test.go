@@ -128,9 +128,8 @@ var obstacles = map[string]struct {
 	},
 }
 
-// brokenPromises calls an acquireall script on keys for which a call waits, with an obstacle at the
-// first, one in the middle or the last of them. It returns how many grants the waiter was sent that
-// are not in their records.
+// brokenPromises calls an acquireall script on keys for which a call waits, with an obstacle at the first, one in the
+// middle or the last of them. It returns how many grants the waiter was sent that are not in their records.
 func brokenPromises(t *testing.T, script, token, obstacle string) (broken int) {
 	t.Helper()
 	const keys = 9

@@ -272,8 +272,7 @@ func TestThin_Commands(t *testing.T) {
 	require.Zero(t, rdb.Exists(ctx, record).Val())
 }
 
-// fullMemory asks for a thin record's key while Redis has no memory left, and says what is wrong: "" if
-// nothing is.
+// fullMemory asks for a thin record's key while Redis has no memory left, and says what is wrong: "" if nothing is.
 func fullMemory(t *testing.T, acquire string) (wrong string) {
 	t.Helper()
 	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})

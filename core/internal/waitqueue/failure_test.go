@@ -8,9 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A queue whose request failed asks again after a pause, also if it would have refreshed its token
-// by then: without one its first call would ask for as long as Redis is away, and never come to its
-// policy.
+// A queue whose request failed asks again after a pause, also if it would have refreshed its token by then: without one
+// its first call would ask for as long as Redis is away, and never come to its policy.
 func TestQueue_PausesAfterAFailureHoweverOldItsPlaceIs(t *testing.T) {
 	t.Parallel()
 	away := errors.New("away")

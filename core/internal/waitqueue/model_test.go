@@ -36,9 +36,8 @@ type model struct {
 	way            map[string]int  // commands and cancels under way, by token
 	cancels        map[string]bool // tokens that were cancelled
 	used           map[string]bool // tokens of which a grant was given
-	// Used tokens of which a later request had no answer. Redis may have put them in its FIFO
-	// again, and cannot be asked to forget them while the grant may be in use: that costs the
-	// claim's second at most.
+	// Used tokens of which a later request had no answer. Redis may have put them in its FIFO again, and cannot be
+	// asked to forget them while the grant may be in use: that costs the claim's second at most.
 	unknown   map[string]bool
 	answerOf  time.Time // when the latest request or refresh was sent that was answered, or the token was made
 	refreshed string    // the token that was refreshed since the last answer; else ""

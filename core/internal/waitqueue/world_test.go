@@ -10,9 +10,8 @@ import (
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
-// world is one process with one key, a Redis, rivals in other processes, and a network that
-// delays, loses and doubles. Time is a number. Its process does what package core does with a
-// queue; the model (model_test.go) watches both.
+// world is one process with one key, a Redis, rivals in other processes, and a network that delays, loses and doubles.
+// Time is a number. Its process does what package core does with a queue; the model (model_test.go) watches both.
 type world struct {
 	rng    *rand.Rand
 	now    time.Time

@@ -110,8 +110,7 @@ type Lock struct {
 	Options []httplock.Option
 }
 
-// Middleware is middleware in no framework's terms. Its error goes to whatever is
-// in front of it, as a handler's does.
+// Middleware is middleware in no framework's terms. Its error goes to whatever is in front of it, as a handler's does.
 type Middleware func(Context) error
 
 // Recovery is the framework's own middleware that makes 500 of a panic. If it has none, Recover is in its place.

@@ -12,21 +12,18 @@ type Rules struct {
 	// Late is how long after its sending a command may still run: what the
 	// network delayed, what a server did that did not run.
 	Late time.Duration
-	// Copies says that a command may run once more after its op was answered:
-	// it was sent again, and the first copy came late. A refusal then proves no
-	// holder, and is not checked.
+	// Copies says that a command may run once more after its op was answered: it was sent again, and the first copy
+	// came late. A refusal then proves no holder, and is not checked.
 	Copies bool
-	// Line says that calls wait in line, and that a release hands the key to the
-	// next. A call may then be refused because of those who wait, as long as
-	// somebody holds the key; and one who waits may be handed the key and not hear
-	// of it, until that lease is over, and any number of times.
+	// Line says that calls wait in line, and that a release hands the key to the next. A call may then be refused
+	// because of those who wait, as long as somebody holds the key; and one who waits may be handed the key and not
+	// hear of it, until that lease is over, and any number of times.
 	Line bool
 	// Losses are when the server lost its data.
 	Losses []Loss
 	// Failovers are when another server took its place. SetApart comes before the checkers.
 	Failovers []Failover
-	// Patience is how long the search for one order may take, for each piece of a
-	// key's history. Zero: for ever.
+	// Patience is how long the search for one order may take, for each piece of a key's history. Zero: for ever.
 	Patience time.Duration
 }
 

@@ -2,8 +2,7 @@ package history
 
 import "golang.org/x/sys/unix"
 
-// Now is the machine's monotonic clock in nanoseconds. All processes of the
-// machine read the same one.
+// Now is the machine's monotonic clock in nanoseconds. All processes of the machine read the same one.
 func Now() int64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {

@@ -1,5 +1,4 @@
-// Package history records what clients of a lock saw, and checks whether a
-// lock on leases can have behaved so.
+// Package history records what clients of a lock saw, and checks whether a lock on leases can have behaved so.
 //
 // Three checkers read the same history:
 //
@@ -14,11 +13,9 @@
 // Before them SetApart takes out the grants that a server lost when it took another's place
 // after a failover, by what that server had of them, and checks that their holders were told.
 //
-// A window is evidence: it begins after the grant was returned and ends at a
-// moment before which the context was looked at and found alive. The true one is
-// longer, so that a checker never blames a lock for a client that was stopped, or
+// A window is evidence: it begins after the grant was returned and ends at a moment before which the context was looked
+// at and found alive. The true one is longer, so that a checker never blames a lock for a client that was stopped, or
 // killed, between two instructions.
 //
-// All times of a history are read from one clock, the machine's monotonic one,
-// which its processes share.
+// All times of a history are read from one clock, the machine's monotonic one, which its processes share.
 package history

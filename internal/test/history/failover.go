@@ -29,9 +29,8 @@ type Stored struct {
 	Until  int64 // the end of its lease, as far as this server was told
 }
 
-// A process gives a grant from call to call with consecutive fences, no more than so many in
-// the time that it may, with some to spare. Another grant to it takes more microseconds, and so
-// is that many fences away.
+// A process gives a grant from call to call with consecutive fences, no more than so many in the time that it may, with
+// some to spare. Another grant to it takes more microseconds, and so is that many fences away.
 const (
 	passedOn    = 256
 	passedOnFor = 100 * time.Millisecond
@@ -57,9 +56,8 @@ type Apart struct {
 	// Ops is the history without the lost grants. The windows of shortened ones end where the
 	// promoted server's lease did.
 	Ops []Op
-	// Lost are grants that the promoted server never had, and Shortened those whose latest
-	// renewals it never had, so that it let them end earlier. What their holders did until
-	// they were told may overlap with its own grants.
+	// Lost are grants that the promoted server never had, and Shortened those whose latest renewals it never had, so
+	// that it let them end earlier. What their holders did until they were told may overlap with its own grants.
 	Lost, Shortened []Op
 	// Told is how long after clients could follow the last of their holders was told.
 	Told time.Duration
@@ -67,10 +65,9 @@ type Apart struct {
 	Violations []Violation
 }
 
-// SetApart looks at each grant from around a failover. The promoted server tells which of them
-// it never had. Such a grant's holder has to be told by its next renewal, which is due a
-// third of its lease after it can have followed. The lost grants have to fit those before
-// From, as the old primary has made all of these.
+// SetApart looks at each grant from around a failover. The promoted server tells which of them it never had. Such a
+// grant's holder has to be told by its next renewal, which is due a third of its lease after it can have followed. The
+// lost grants have to fit those before From, as the old primary has made all of these.
 func SetApart(ops []Op, failovers []Failover) Apart {
 	a := Apart{Ops: slices.Clone(ops)}
 	for i := range failovers {
@@ -123,8 +120,7 @@ func (a *Apart) shorten(f *Failover, op *Op) {
 	}
 }
 
-// told reports a holder that did not hear of its loss in time. Nobody renews its lease
-// after To.
+// told reports a holder that did not hear of its loss in time. Nobody renews its lease after To.
 func (a *Apart) told(f *Failover, op Op) {
 	a.Told = max(a.Told, time.Duration(op.Alive-f.Followed))
 	if by := min(f.To+int64(op.Lease), f.Followed+int64(op.Lease/3+f.Margin)); op.Alive > by {

@@ -6,11 +6,10 @@ import (
 	"slices"
 )
 
-// Fences checks that a key's fences grow with its grants: no two are equal; a
-// grant that was asked for when another had been answered has the greater one;
-// and so has the later of two whose holders exclude one another, if their windows
-// tell which is the later. This holds across losses of data too; but the window of a
-// grant that was lost can be later than that of a grant which came after it.
+// Fences checks that a key's fences grow with its grants: no two are equal; a grant that was asked for when another had
+// been answered has the greater one; and so has the later of two whose holders exclude one another, if their windows
+// tell which is the later. This holds across losses of data too; but the window of a grant that was lost can be later
+// than that of a grant which came after it.
 func Fences(ops []Op, losses []Loss) []Violation {
 	var all []Violation
 	for key, ops := range byKey(ops) {

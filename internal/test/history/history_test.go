@@ -20,8 +20,7 @@ func (b *builder) add(op Op) *Op {
 	return &b.ops[len(b.ops)-1]
 }
 
-// hold is a grant between call and call+2, whose window goes to alive and which is
-// given back then.
+// hold is a grant between call and call+2, whose window goes to alive and which is given back then.
 func (b *builder) hold(fence, call, alive int64) *builder {
 	return b.kept(fence, call, alive).release(alive+1, OK)
 }

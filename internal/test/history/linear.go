@@ -8,14 +8,12 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Linear checks that one order of events explains every answer, and that fences
-// grow in that order. It returns how many pieces of the history it could not
-// decide on within the rules' timeout.
+// Linear checks that one order of events explains every answer, and that fences grow in that order. It returns how many
+// pieces of the history it could not decide on within the rules' timeout.
 //
-// A key's history is cut where nothing was under way and nothing was, or could
-// have been, held: what comes after does not depend on what was before, but for
-// the fence. After losses of data only the fences are looked at, and so of a key that
-// somebody used during a failover.
+// A key's history is cut where nothing was under way and nothing was, or could have been, held: what comes after does
+// not depend on what was before, but for the fence. After losses of data only the fences are looked at, and so of a key
+// that somebody used during a failover.
 func Linear(ops []Op, rules Rules) (all []Violation, undecided int) {
 	for key, ops := range byKey(ops) {
 		events := lockEvents(ops, rules)
@@ -99,8 +97,7 @@ const (
 	weakened
 	// doubted: from then on a grant may happen that its client never sees.
 	doubted
-	// ended: a lease that may have ended has ended, and a doubted grant too, if it
-	// happened at all.
+	// ended: a lease that may have ended has ended, and a doubted grant too, if it happened at all.
 	ended
 )
 

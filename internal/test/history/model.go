@@ -24,9 +24,8 @@ type hold struct {
 	again bool
 }
 
-// sureness is what is known of a hold. Where nobody could see which of two things
-// happened, the model leaves it open until an answer tells: the search then has
-// nothing to try.
+// sureness is what is known of a hold. Where nobody could see which of two things happened, the model leaves it open
+// until an answer tells: the search then has nothing to try.
 type sureness int8
 
 const (
@@ -35,8 +34,7 @@ const (
 	// fading: it is there until somebody is granted the key that it excludes.
 	// Nothing shows whether it ended long before, or then.
 	fading
-	// possible: a grant that may happen yet. A refusal that nothing else explains
-	// shows that it did.
+	// possible: a grant that may happen yet. A refusal that nothing else explains shows that it did.
 	possible
 )
 
@@ -171,8 +169,7 @@ func (s lockState) refuse(e event, line bool) (bool, lockState) {
 		return false, s
 	}
 	if !alike || slices.ContainsFunc(can, func(i int) bool { return s.holds[i].again }) {
-		// Which of them it was makes a difference later, or one of them may happen
-		// again: all stay possible.
+		// Which of them it was makes a difference later, or one of them may happen again: all stay possible.
 		return true, s
 	}
 	// Those that would be gone first: the others can explain whatever these could.

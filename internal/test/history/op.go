@@ -97,8 +97,7 @@ func exclude(a, b Op) bool { return a.Mode != b.Mode || a.alone() }
 // alone reports whether nobody holds the key beside the op.
 func (o Op) alone() bool { return o.Mode == Exclusive || o.Mode == Counted && o.Limit <= 1 }
 
-// Died tells a history that a process was dead at a time: what it held is renewed
-// no more.
+// Died tells a history that a process was dead at a time: what it held is renewed no more.
 func Died(ops []Op, client int, at int64) {
 	for i := range ops {
 		if o := &ops[i]; o.Client == client && o.Over == 0 {

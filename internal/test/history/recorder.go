@@ -28,9 +28,8 @@ func Create(path string) (*Recorder, error) {
 	return &Recorder{file: file}, nil
 }
 
-// Write writes down how far ops have got: each one once before its call, or what
-// it did before its client was killed stays unseen, and once more at every
-// change. In one write to the file, so that a kill leaves all of it or nothing.
+// Write writes down how far ops have got: each one once before its call, or what it did before its client was killed
+// stays unseen, and once more at every change. In one write to the file, so that a kill leaves all of it or nothing.
 func (r *Recorder) Write(ops ...*Op) {
 	var lines []byte
 	for _, op := range ops {

@@ -6,11 +6,9 @@ import (
 	"slices"
 )
 
-// Windows checks that the windows of holders who exclude one another never
-// overlap, and that no more than its limit hold a counted key. A grant from before
-// a loss of data may overlap with later ones, but its context must be over when
-// the lease is that it had before the loss. Of a grant from around a loss nothing
-// is asked.
+// Windows checks that the windows of holders who exclude one another never overlap, and that no more than its limit
+// hold a counted key. A grant from before a loss of data may overlap with later ones, but its context must be over when
+// the lease is that it had before the loss. Of a grant from around a loss nothing is asked.
 func Windows(ops []Op, rules Rules) []Violation {
 	var all []Violation
 	for key, ops := range byKey(ops) {
@@ -45,8 +43,7 @@ func Windows(ops []Op, rules Rules) []Violation {
 	return all
 }
 
-// clip ends the windows of grants that a loss of data took, and reports those that
-// outlived their lease.
+// clip ends the windows of grants that a loss of data took, and reports those that outlived their lease.
 func clip(key string, held []Op, losses []Loss) (clipped []Op, late []Violation) {
 	for _, op := range held {
 		whole := op
