@@ -119,7 +119,7 @@ func TestReaders_AnAdmissionAfterTheirLeadersLeaseServesTheNext(t *testing.T) {
 			}
 		}
 		require.NoError(t, rdb.HSet(t.Context(), record, "next", over, "h:"+token, fmt.Sprintf("%d %d x", over, leader.Fence())).Err())
-		fences, err := rdb.Eval(t.Context(), core.Scripts["admit"], []string{record}, token, leader.Fence(), "0:a.follower", 1000, "x").Int64Slice()
+		fences, err := rdb.Eval(t.Context(), core.Scripts["admit"], []string{record}, token, leader.Fence(), 0, "0:a.follower", 1000, "x").Int64Slice()
 		require.NoError(t, err)
 		require.Equal(t, []int64{0}, fences)
 		require.NoError(t, granted(t, writer).Release(t.Context()))
@@ -133,7 +133,7 @@ func TestReaders_AnAdmissionThatIsDeliveredLateAdmitsNobody(t *testing.T) {
 		admit := func(age time.Duration) int64 {
 			now, err := rdb.Time(t.Context()).Result()
 			require.NoError(t, err)
-			fences, err := rdb.Eval(t.Context(), core.Scripts["admit"], []string{record}, "0:a.leader", now.Add(-age).UnixMicro(), "0:a.follower", 100, "x").Int64Slice()
+			fences, err := rdb.Eval(t.Context(), core.Scripts["admit"], []string{record}, "0:a.leader", now.Add(-age).UnixMicro(), 0, "0:a.follower", 100, "x").Int64Slice()
 			require.NoError(t, err)
 			return fences[0]
 		}

@@ -10,8 +10,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
-// withdraw lets the queue of an exclusive grant ask Redis itself: the grant will not be handed
-// over.
+// withdraw lets the queue of an exclusive grant ask Redis itself: the grant will not be handed over.
 func (w *waiters) withdraw(g *grant) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,8 +101,7 @@ func (w *waiters) wantedBy(key string, fence int64) {
 	w.wanted.note(key, fence)
 }
 
-// contention are the keys for which calls of other processes wait, with the first fence of the grant
-// that they wait for.
+// contention are the keys for which calls of other processes wait, with the first fence of the grant that they wait for.
 type contention map[string]int64
 
 // maxContended bounds the map: grants that end without a release stay in it.

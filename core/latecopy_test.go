@@ -2,13 +2,16 @@ package core_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,14 +24,14 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// copies are acquires that are held up on their way to Redis, whose clients send them again meanwhile.
+// copies are calls that are held up on their way to Redis, whose clients send them again meanwhile.
 type copies struct {
 	mu   sync.Mutex
-	held map[string][]byte // by token
+	held map[string][]byte // by script, key and token
 	last int64             // until when one of them may run, in ms by the server's clock
 }
 
-// holdUp holds up the first acquire with each token: its connection breaks, and what was sent comes later.
+// holdUp holds up the first call of each script with a token: its connection breaks, and what was sent comes later.
 func (c *copies) holdUp(request []byte) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -41,12 +44,13 @@ func (c *copies) holdUp(request []byte) (first bool) {
 		if len(words) < 7 || lines[0] != strconv.Itoa(len(words)) { // a part of a command
 			continue
 		}
-		for _, script := range []string{"acquire", "acquireall"} {
+		for _, script := range []string{"acquire", "acquireall", "admit", "reserve"} {
 			keys, _ := strconv.Atoi(words[2])
-			if words[1] != redis.NewScript(core.Scripts[script]).Hash() || c.held[words[3+keys]] != nil {
+			call := words[1] + words[3] + words[3+keys]
+			if words[1] != redis.NewScript(core.Scripts[script]).Hash() || c.held[call] != nil {
 				continue
 			}
-			c.held[words[3+keys]], first = fmt.Appendf(nil, "*%s\r\n", command), true
+			c.held[call], first = fmt.Appendf(nil, "*%s\r\n", command), true
 			until, _ := strconv.ParseInt(words[5+keys], 10, 64)
 			c.last = max(c.last, until)
 		}
@@ -95,6 +99,16 @@ var copied = map[string]func(ctx context.Context, l *core.Locker, key string) (r
 		}
 		return all.Release, nil
 	},
+	"reserved": func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
+		lease, err := l.TryAcquire(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		stamp, err := reservations.Reserve(ctx, l, key, time.Minute)
+		return func(ctx context.Context) error {
+			return errors.Join(lease.Release(ctx), reservations.Unreserve(ctx, l, key, stamp))
+		}, err
+	},
 }
 
 func takes(opts ...core.AcquireOption) func(context.Context, *core.Locker, string) (func(context.Context) error, error) {
@@ -112,8 +126,8 @@ func TestLateCopy_OfAnAcquireGrantsNothing(t *testing.T) {
 	t.Parallel()
 	for way, take := range copied {
 		for _, nodes := range []int{1, 3} {
-			if way == "all" && nodes > 1 {
-				continue // a quorum takes them one after another
+			if (way == "all" || way == "reserved") && nodes > 1 {
+				continue // a quorum takes them one after another, and reserves nothing
 			}
 			t.Run(fmt.Sprint(way, "/", nodes), func(t *testing.T) {
 				t.Parallel()
@@ -186,6 +200,78 @@ func lateCopies(t *testing.T, nodes int, take func(context.Context, *core.Locker
 	}
 }
 
+// Readers are admitted beside the first of them, and use the key while that works on. Then a copy of their admission comes.
+func TestLateCopy_OfAnAdmissionAdmitsNobody(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	l, proxy, direct := throughProxy(t, env, 30)
+	writing, grants := readersBehind(t, env, newLocker(t, env), l, 3)
+	held := &copies{held: map[string][]byte{}}
+	proxy.LoseRequest(held.holdUp)
+	require.NoError(t, writing.Release(t.Context()))
+	reading := []*core.Lease{granted(t, grants), granted(t, grants), granted(t, grants)}
+	slices.SortFunc(reading, func(a, b *core.Lease) int { return cmp.Compare(a.Fence(), b.Fence()) })
+	require.Len(t, held.held, 1)
+	proxy.LoseRequest(nil)
+	for _, follower := range reading[1:] {
+		require.NoError(t, follower.Release(t.Context()))
+	}
+	held.arrive(t, direct)
+	require.NoError(t, reading[0].Release(t.Context()))
+	require.Empty(t, redistest.Keys(t, direct, env.Prefix), "held by a late copy")
+}
+
+// What is known of the clock is wrong: a key is reserved all the same, and readers are not put behind a writer that came after them.
+func TestLateCopy_ReservationsAndAdmissionsAreMadeAgain(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartClocked(t)
+	env := &redistest.Env{Addr: s.Addr, Prefix: "p"}
+	l, writer := newLocker(t, env), newLocker(t, env)
+	writing, grants := readersBehind(t, env, newLocker(t, env), l, 6)
+	second := acquiring(t, writer, "k")
+	queued(t, env, "k", 2)
+	s.SetClock(t, 4*time.Second)
+	require.NoError(t, reserve(t, writer, "r", time.Minute))
+	require.Positive(t, reservedFor(t, writer, "r"))
+	require.NoError(t, writing.Release(t.Context()))
+	for range 6 {
+		defer func(lease *core.Lease) { _ = lease.Release(context.Background()) }(granted(t, grants))
+	}
+	waiting(t, second, "readers have the key")
+}
+
+// A release that is taken for a late one puts no token into the queue; but one that waits there already is served, here without a message.
+func TestLateCopy_AReleaseTakenForOneLosesNoGrant(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	direct := env.Client(t)
+	redistest.AddUser(t, direct, aclUser, []string{"~*", "+@all", "resetchannels"})
+	rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: aclUser, Password: redistest.Password})
+	var late atomic.Int32
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		if isScript(cmd, "release") && len(cmd.Args()) == 13 {
+			cmd.Args()[12] = 1
+			late.Add(1)
+		}
+		return next()
+	}})
+	l := lockerOn(t, rdb, env.Prefix)
+	for late.Load() == 0 { // the token does not go along while it asks
+		first, err := l.Acquire(t.Context(), "k", core.FixedLease(time.Minute))
+		require.NoError(t, err)
+		next := acquiring(t, l, "k")
+		queued(t, env, "k", 1)
+		from := direct.Time(t.Context()).Val()
+		require.NoError(t, first.Release(t.Context()))
+		to := direct.Time(t.Context()).Val()
+		lease := granted(t, next)
+		if late.Load() > 0 {
+			require.True(t, from.UnixMicro() <= lease.Fence() && lease.Fence() <= to.UnixMicro(), "the release has granted it")
+		}
+		require.NoError(t, lease.Release(t.Context()))
+	}
+}
+
 // However the clock of Redis is set, a call that comes in time is served: if what was known of the clock is wrong, it is asked again.
 func TestLateCopy_NoCallIsTakenForOneAfterTheClockWasSet(t *testing.T) {
 	t.Parallel()
@@ -231,9 +317,13 @@ func TestLateCopy_NoCallIsTakenForOneAfterTheClockWasSet(t *testing.T) {
 func TestLateCopy_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	mutant.Catch(t, []mutant.Mutant{
-		{Name: "what came late is not asked again", File: "internal/store/acquire.go", Old: "if reply.late {", New: "if reply.late && !%s {", Tests: "^TestLateCopy_NoCallIs"},
-		{Name: "nor several keys", File: "internal/store/acquire.go", Old: "case n[0] == 2:\n\t\tcmd.bound", New: "case n[0] == 2 && !%s:\n\t\tcmd.bound", Tests: "^TestLateCopy_NoCallIs"},
+		{Name: "what came late is not asked again", File: "internal/store/acquire.go", Old: "if r.late() {\n\t\treturn d.Acquire(", New: "if r.late() && !%s {\n\t\treturn d.Acquire(", Tests: "^TestLateCopy_NoCallIs"},
+		{Name: "nor several keys", File: "internal/store/acquire.go", Old: "if r.late() {\n\t\treturn d.AcquireAll(", New: "if r.late() && !%s {\n\t\treturn d.AcquireAll(", Tests: "^TestLateCopy_NoCallIs"},
 		{Name: "there is no bound", File: "internal/store/bound.go", Old: "at != 0 && b.wait != 0", New: "at != 0 && b.wait != 0 && !%s", Tests: "^TestLateCopy_OfAn/^(named|all)$"},
-		{Name: "the clock is never known", File: "internal/store/bound.go", Old: "if ms != 0 {", New: "if ms != 0 && !%s {", Tests: "^TestLateCopy_OfAn/^exclusive$"},
+		{Name: "an admission has no bound", File: "internal/store/acquire.go", Old: "followers, done, false)", New: "followers, done, %s)", Tests: "^TestLateCopy_OfAnAdmission"},
+		{Name: "nor a reservation", File: "internal/store/inspect.go", Old: "wait: d.replyWithin}", New: "wait: map[bool]time.Duration{false: d.replyWithin}[%s]}", Tests: "^TestLateCopy_OfAnAcquireGrantsNothing/^reserved"},
+		{Name: "a late admission is not made again", File: "internal/store/acquire.go", Old: "if r.late() {\n\t\t\td.admit", New: "if r.late() && !%s {\n\t\t\td.admit", Tests: "^TestLateCopy_Reserv"},
+		{Name: "nor a late reservation", File: "internal/store/inspect.go", Old: "if val != nil && (result", New: "if val != nil && !%s && (result", Tests: "^TestLateCopy_Reserv"},
+		{Name: "the clock is never known", File: "internal/store/bound.go", Old: "if ms == 0 ||", New: "if ms == 0 || %s ||", Tests: "^TestLateCopy_OfAn/^exclusive$"},
 	}, "")
 }

@@ -50,7 +50,7 @@ var mutants = []scriptMutant{
 	{"release does not count", "release", "  held = held - 1\n", "", "refused readers"},
 	{"an admission does not count", "admit", "fits(limit(e)) and (", "(", "permits"},
 	{"an admission does not look who holds the key", "admit", "local fields, fences = {}, {}\n", "mine = exists\nlocal function fits() return true end\nlocal fields, fences = {}, {}\n", "slow cohorts"},
-	{"an admission gives one fence to all", "admit", "fences[i] = grant(e, tonumber(ARGV[3 * i + 1]), ARGV[3 * i + 2])", "grant(e, tonumber(ARGV[3 * i + 1]), ARGV[3 * i + 2])\n    fences[i] = mine and tonumber(string.match(mine, '^%d+ (%d+)')) or fence", "cohorts"},
+	{"an admission gives one fence to all", "admit", "fences[i] = grant(e, tonumber(ARGV[3 * i + 2]), ARGV[3 * i + 3])", "grant(e, tonumber(ARGV[3 * i + 2]), ARGV[3 * i + 3])\n    fences[i] = mine and tonumber(string.match(mine, '^%d+ (%d+)')) or fence", "cohorts"},
 	{"renew does not look", "renew", "replies[i] = 0", "replies[i] = 1", "losses"},
 	{"renew makes the record anew", "renew", "if record[3] or not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', token)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
 	{"renew does not lengthen", "renew", "if tonumber(deadline) < now + lease then", "if false then", "overrun"},

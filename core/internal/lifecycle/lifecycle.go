@@ -1,5 +1,4 @@
-// Package lifecycle tracks whether a Locker and its store take calls, and which
-// goroutines Close waits for.
+// Package lifecycle tracks whether a Locker and its store take calls, and which goroutines Close waits for.
 package lifecycle
 
 import (
@@ -81,8 +80,7 @@ func (c *Lifecycle) end(state int32) {
 // Wait waits for the goroutines of a Locker that is closed.
 func (c *Lifecycle) Wait() { c.running.Wait() }
 
-// Background runs f on a goroutine that Wait waits for. It reports false, and does not run f, when
-// the Locker is closed.
+// Background runs f on a goroutine that Wait waits for. It reports false, and does not run f, when the Locker is closed.
 func (c *Lifecycle) Background(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

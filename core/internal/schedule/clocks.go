@@ -17,8 +17,7 @@ func (i Instant) Sub(t time.Time) time.Duration { return time.Duration(i - Insta
 // Elapsed is by how much now is later than the instant.
 func (i Instant) Elapsed(now time.Time) time.Duration { return -i.Sub(now) }
 
-// Moment is a time on both clocks: while a machine is suspended the monotonic clock stands still,
-// and the wall clock goes on.
+// Moment is a time on both clocks: while a machine is suspended the monotonic clock stands still, and the wall clock goes on.
 type Moment struct {
 	Mono Instant
 	Wall int64 // in ns since 1970

@@ -15,8 +15,7 @@ import (
 const (
 	// Horizon is how far ahead Next looks: items that are due within it are renewed together.
 	Horizon = 10 * time.Millisecond
-	// Tick is the longest time between two calls of Next while there are items, so that it
-	// notices a suspended machine.
+	// Tick is the longest time between two calls of Next while there are items, so that it notices a suspended machine.
 	Tick = time.Second
 )
 
@@ -73,8 +72,7 @@ func (t *Times) catchUp(now Moment) {
 
 func (t *Times) times() *Times { return t }
 
-// Schedule is the items of a process, ordered by when each is due. It is not safe for concurrent
-// use.
+// Schedule is the items of a process, ordered by when each is due. It is not safe for concurrent use.
 type Schedule[T interface{ times() *Times }] struct {
 	items  items[T]
 	wakeAt Instant // when Next is to be called; zero: not before an item is added
@@ -84,8 +82,7 @@ type Schedule[T interface{ times() *Times }] struct {
 	ahead time.Duration
 }
 
-// New makes an empty Schedule. It calls wake with the time at which Next is to be called; the
-// latest call counts.
+// New makes an empty Schedule. It calls wake with the time at which Next is to be called; the latest call counts.
 func New[T interface{ times() *Times }](wake func(at Instant)) *Schedule[T] {
 	return &Schedule[T]{wake: wake}
 }
@@ -117,8 +114,7 @@ func (s *Schedule[T]) Add(item T, now Instant) {
 	}
 }
 
-// Set changes the times of an item. The deadline is never moved to an earlier time. The item need
-// not be in the schedule.
+// Set changes the times of an item. The deadline is never moved to an earlier time. The item need not be in the schedule.
 func (s *Schedule[T]) Set(item T, deadline Moment, renewAt Instant) {
 	t := item.times()
 	if was := t.Deadline(); deadline.Mono < was.Mono {

@@ -19,16 +19,16 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 		return reply, stopped, err
 	}
 	defer d.recycle(cmd)
+	if r.late() {
+		return d.Acquire(ctx, req.anew(), stop)
+	}
 	if reply, err = parseAcquire(r); err != nil {
 		if !Unsent(err) { // else the token is as it was
 			d.undo(cmd, r)
 		}
 		return reply, false, Unavailable("acquire", d.key(cmd), err)
 	}
-	cmd.bound.clock.said(reply.time(), cmd.at)
-	if reply.late {
-		return d.Acquire(ctx, req.anew(), stop)
-	}
+	r.said(reply.time())
 	if reply.Granted {
 		if err = late(ctx, d.key(cmd), req.Sent, req.Lease); err != nil {
 			d.undo(cmd, r)
@@ -41,7 +41,7 @@ func (d *deployment) acquireCommand(ctx context.Context, req *AcquireRequest) *c
 	cmd := d.command(ctx, acquireScript, false, req.Record)
 	cmd.addText(req.Token)
 	cmd.addNumber(req.Lease.Milliseconds())
-	d.boundOf(cmd, req)
+	d.addBound(cmd, req.again)
 	cluster, parked := d.cluster != nil, req.Reserve > 0
 	more := cluster || parked || req.Mark != NotQueued || req.Watch != ""
 	if more || req.What != "" {
@@ -57,14 +57,6 @@ func (d *deployment) acquireCommand(ctx context.Context, req *AcquireRequest) *c
 		cmd.args = append(cmd.args, true)
 	}
 	return cmd
-}
-
-func (d *deployment) boundOf(cmd *command, req *AcquireRequest) {
-	wait := d.replyWithin
-	if cmd.ran = req.again; req.again {
-		wait = 0
-	}
-	d.addBound(cmd, wait)
 }
 
 // anew is a request that was refused as one that came late: the server's clock was set forward, or this process was stopped in the
@@ -98,16 +90,14 @@ func parseAcquire(r result) (reply AcquireReply, err error) {
 	case err != nil:
 		return reply, err
 	case n[0] == 1:
-		return AcquireReply{Granted: true, Fence: n[1], Waiting: n[2] == 1, Reserved: n[2] == 2}, nil
-	case n[0] == 2:
-		return AcquireReply{late: true, Standing: Standing{Server: n[2]}}, nil
+		return AcquireReply{Granted: true, Fence: n[1], Waiting: n[2] == 1, Reserved: n[2] == 2, Standing: Standing{Server: append(n, 0)[3]}}, nil
 	case len(n) < 6:
 		return reply, errShape
 	}
 	return AcquireReply{UnknownFormat: n[3] < 0, Standing: Standing{milliseconds(n[1]), n[2], n[5], max(int(n[3]), 0), int(n[4])}}, nil
 }
 
-// time is the server's, in ms: a fence is not less.
+// time is the server's, in ms: a new fence is not less.
 func (r *AcquireReply) time() int64 { return cmp.Or(r.Server, r.Fence/1000) }
 
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -135,13 +125,16 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 		cmd.add(record)
 	}
 	cmd.args = append(cmd.args, req.Token, req.Lease.Milliseconds())
-	d.boundOf(cmd, &req)
+	d.addBound(cmd, req.again)
 	cmd.add(req.What)
 	r, _, err := d.ask(ctx, "acquire", cmd, req.Timeout, nil)
 	if err != nil {
 		return reply, err
 	}
 	defer d.recycle(cmd)
+	if r.late() {
+		return d.AcquireAll(ctx, records, req.anew())
+	}
 	n, err := integers(r.val, 4)
 	grants := grantsOf(n, len(records))
 	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && grants == nil {
@@ -150,13 +143,10 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 	switch {
 	case err != nil:
 		err = Unavailable("acquire", d.key(cmd), err)
-	case n[0] == 2:
-		cmd.bound.clock.said(n[2], cmd.at)
-		return d.AcquireAll(ctx, records, req.anew())
 	case n[0] == 0:
 		return AcquireAllReply{Held: int(n[1]) - 1, Standing: Standing{Remaining: milliseconds(n[2]), Queued: int(n[3])}}, nil
 	default:
-		cmd.bound.clock.said(n[1]/1000, cmd.at)
+		r.said(append(n, 0)[1+2*len(records)])
 		err = late(ctx, d.key(cmd), req.Sent, req.Lease)
 	}
 	if err != nil {
@@ -178,12 +168,21 @@ func grantsOf(n []int64, keys int) (grants []AcquireReply) {
 }
 
 func (d *deployment) Admit(record, leader string, fence int64, followers []Follower, done func(fences []int64, err error)) {
+	d.admit(record, leader, fence, followers, done, false)
+}
+
+func (d *deployment) admit(record, leader string, fence int64, followers []Follower, done func([]int64, error), again bool) {
 	cmd := d.command(context.Background(), admitScript, false, record, leader, fence)
+	d.addBound(cmd, again)
 	for i := range followers {
 		m := &followers[i]
 		cmd.args = append(cmd.args, &m.Token, m.Lease.Milliseconds(), &m.What)
 	}
 	cmd.onReply = func(r result) {
+		if r.late() {
+			d.admit(record, leader, fence, followers, done, true)
+			return
+		}
 		fences, err := []int64(nil), r.err
 		if err == nil {
 			fences, err = integers(r.val, len(followers))

@@ -24,7 +24,7 @@ type command struct {
 	texts     []string          // that args point to, which saves an allocation for each
 	numbers   []int64           // the same
 	used      luascript.Counted // of a release: ARGV[2]
-	bound     bound             // of an acquire: ARGV[3]
+	bound     bound             // see addBound
 	call      luascript.Call    // as it was sent last
 	cmd       redis.Cmd         // the call's
 
@@ -48,8 +48,10 @@ type command struct {
 }
 
 type result struct {
-	val any
-	err error
+	val     any
+	err     error
+	clock   *serverClock // of a command with a bound
+	written time.Duration
 }
 
 const (
@@ -171,7 +173,7 @@ func (c *command) sent(noRetry bool) *luascript.Call {
 
 func (c *command) result() result {
 	val, err := c.call.Result()
-	return result{val, err}
+	return result{val, err, c.bound.clock, c.bound.written}
 }
 
 // callContext has the values of a caller's ctx, and ends when the caller has left: that ends

@@ -17,5 +17,8 @@ func Batchers(s Store) map[string]func() int {
 // LookAtNodes has the next call look for nodes that serve no slots any more.
 func LookAtNodes(s Store) { s.(*deployment).looked.Store(0) }
 
+// ClockOf is what is known of the clock of a record's node.
+func ClockOf(s Store, record string) int64 { return s.(*deployment).batcher(record).clock.at.Load() }
+
 // ParseMessage reads a message.
 var ParseMessage = parseMessage

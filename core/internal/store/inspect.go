@@ -64,8 +64,7 @@ func (d *deployment) Inspect(ctx context.Context, key string) (Info, error) {
 	return info, nil
 }
 
-// Force is not sent again after a lost reply: the second reply would be that there is no such
-// holder.
+// Force is not sent again after a lost reply: the second reply would be that there is no such holder.
 func (d *deployment) Force(ctx context.Context, key string, fence int64) (first int64, err error) {
 	val, err := d.admin(ctx, "force release", key, forceScript, true, "", fence)
 	if err != nil {
@@ -79,7 +78,11 @@ func (d *deployment) Force(ctx context.Context, key string, fence int64) (first 
 }
 
 func (d *deployment) Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error) {
-	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds())
+	b := &bound{clock: &d.batcher(RecordName(d.prefix, key)).clock, wait: d.replyWithin}
+	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds(), b)
+	if val != nil && (result{val, nil, b.clock, b.written}).late() {
+		val, err = d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds(), 0)
+	}
 	stamp, _ = val.(int64)
 	return stamp, err
 }
@@ -153,8 +156,7 @@ func listFailed(ctx context.Context, err error) error {
 	return fmt.Errorf("core: list: %w: %w", ErrUnavailable, err)
 }
 
-// inspectAll appends reports on keys to infos, except for those that are free, and returns for how
-// long Redis worked.
+// inspectAll appends reports on keys to infos, except for those that are free, and returns for how long Redis worked.
 func (d *deployment) inspectAll(ctx context.Context, records []string, infos []Info) (all []Info, busy time.Duration, err error) {
 	var first, last time.Time // by the clock of the server, which has all of them
 	calls := make([]*luascript.Call, len(records))
@@ -234,8 +236,7 @@ func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error
 	return s, nil
 }
 
-// next returns the next records, whose names begin with prefix, and advances. It also returns for
-// how long Redis worked.
+// next returns the next records, whose names begin with prefix, and advances. It also returns for how long Redis worked.
 func (s *scan) next(ctx context.Context, prefix string, count int) (records []string, busy time.Duration, err error) {
 	var found *redis.ScanCmd
 	busy = timed(ctx, s.nodes[0], func(pipe redis.Pipeliner) {

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -25,6 +26,8 @@ var bounded = map[string]struct {
 	"on a Cluster":            {"acquire", []any{"x", "", "", 0, 1}},
 	"for parked work, on one": {"acquire", []any{"x", "", "", 5000, 1}},
 	"several keys":            {"acquireall", []any{"x"}},
+	"an admission":            {"admit", []any{"0:a.follower", 1000, "x"}},
+	"a reservation":           {"reserve", nil},
 }
 
 // wrongBounds says what is wrong with these scripts' bounds: "" if nothing is.
@@ -73,12 +76,23 @@ func TestLate_WhatIsPastItsBoundChangesNothing(t *testing.T) {
 			"all is late":           {"ARGV[3] - now < 0", "true"},
 			"it is late afterwards": {"ARGV[3] - now < 0", "now - ARGV[3] < 0"},
 		} {
-			for _, script := range []string{"acquire", "acquireall"} {
-				broken := map[string]string{"acquire": store.Sources["acquire"], "acquireall": store.Sources["acquireall"]}
+			for _, script := range []string{"acquire", "acquireall", "admit", "reserve"} {
+				broken := maps.Clone(store.Sources)
 				require.Equal(t, 1, strings.Count(broken[script], m.old), name)
 				broken[script] = strings.Replace(broken[script], m.old, m.new, 1)
 				require.NotEmpty(t, wrongBounds(t, rdb, broken, env.Prefix), name)
 			}
 		}
+	})
+}
+
+func TestLate_AReleaseTellsTheClock(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s, _ := deploymentOn(t, env.Client(t), env.Prefix)
+		record := store.RecordName(env.Prefix, "k")
+		require.Zero(t, store.ClockOf(s, record))
+		_, err := s.Release(t.Context(), store.ReleaseRequest{Record: record, Token: holderToken, Requeue: store.Requeue{Other: strangerToken, Mark: store.Polls}})
+		require.NoError(t, err)
+		require.NotZero(t, store.ClockOf(s, record))
 	})
 }

@@ -21,8 +21,7 @@ func (d *deployment) lookAtNodes(now time.Time) {
 	}
 }
 
-// forgetGone removes the nodes of a Cluster that no longer serve slots: they have left, or have
-// become replicas.
+// forgetGone removes the nodes of a Cluster that no longer serve slots: they have left, or have become replicas.
 func (d *deployment) forgetGone() {
 	if d.cluster == nil {
 		return
@@ -51,8 +50,7 @@ func (d *deployment) forgetGone() {
 
 func (d *deployment) NodeOf(record string) any { return d.node(record) }
 
-// node is the node that serves a record, on a Cluster whose slots are known. It is nil otherwise:
-// go-redis finds the node.
+// node is the node that serves a record, on a Cluster whose slots are known. It is nil otherwise: go-redis finds the node.
 func (d *deployment) node(record string) *redis.Client {
 	if d.cluster == nil {
 		return nil

@@ -33,8 +33,7 @@ type node struct{ *deployment }
 // The bounds of the time that a decision waits for a node.
 const minNodeTimeout, maxNodeTimeout = 20 * time.Millisecond, 500 * time.Millisecond
 
-// NewQuorum makes the store of several nodes. Each node has its own client for renewals, so c has
-// none.
+// NewQuorum makes the store of several nodes. Each node has its own client for renewals, so c has none.
 func NewQuorum(clients []redis.UniversalClient, c Config) Store {
 	q := &quorum{life: c.Life, prefix: c.Prefix, ttl: c.TTL, timeout: c.NodeTimeout, majority: len(clients)/2 + 1, late: map[string]*quorumAttempt{}}
 	for _, rdb := range clients {

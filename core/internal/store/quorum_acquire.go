@@ -89,14 +89,13 @@ func (c *quorumAttempt) ask(ctx context.Context, i int, req AcquireRequest) {
 	n := c.quorum.nodes[i]
 	cmd := n.acquireCommand(ctx, &req)
 	cmd.ctx.gone = c.gone
-	clock := cmd.bound.clock
 	n.submit(cmd, func(r result) {
-		reply, err := parseAcquire(r)
-		clock.said(reply.time(), req.Sent)
-		if reply.late {
+		if r.late() {
 			c.ask(ctx, i, req.anew())
 			return
 		}
+		reply, err := parseAcquire(r)
+		r.said(reply.time())
 		c.count(i, reply, err)
 	})
 }
@@ -166,8 +165,7 @@ func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 		}
 		return reply, tooFew(err)
 	}
-	// The key can be had when the leases have ended on so many nodes that these and those that granted
-	// are enough.
+	// The key can be had when the leases have ended on so many nodes that these and those that granted are enough.
 	var ends []time.Duration
 	for _, v := range c.replies {
 		if v.in && v.err == nil && !v.reply.Granted {

@@ -37,7 +37,7 @@ var lastMoment = map[string]struct {
 	"renew":                    {"renew", []any{holderToken, 1}},
 	"release by a stranger":    {"release", []any{strangerToken, 0, 0}},
 	"release, and stay":        {"release", []any{holderToken, 1, 0, 1, "", "", "", ""}},
-	"reserve":                  {"reserve", []any{"", 1}},
+	"reserve":                  {"reserve", []any{"", 1, 0}},
 	"unreserve":                {"unreserve", []any{"", "9000000000000000"}},
 	"downgrade":                {"downgrade", []any{holderToken, readerToken, 1}},
 	"raise":                    {"raise", []any{holderToken, 1}},
@@ -158,7 +158,7 @@ func brokenPromises(t *testing.T, script, token, obstacle string) (broken int) {
 				if ended == "lease" {
 					run(record, "acquire", holderToken, 200, 0, "x", "", "")
 				} else {
-					run(record, "reserve", "", 200)
+					run(record, "reserve", "", 200, 0)
 				}
 				run(record, "acquire", waiterToken, 200, 0, "x", "@", "")
 			}

@@ -18,6 +18,7 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 		}
 		r, twice := d.do(d.releaseCommand(ctx, req))
 		if reply, err = parseRelease(r); err == nil {
+			r.said(reply.Server)
 			// After a lost reply, or if a client's hook sends it twice, "not the owner" can be the result of our own
 			// earlier try.
 			reply.Owned = reply.Owned || ran || twice
@@ -47,7 +48,7 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 		cmd.args = append(cmd.args, req.MinHoldLeft.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 	}
 	if req.Mark != NotQueued {
-		d.addBound(cmd, d.replyWithin)
+		d.addBound(cmd, false)
 	}
 	// Where there is no subscription PING may be forbidden; and a Cluster could send it to another node.
 	cmd.publishes = req.Wanted && d.single && d.Listening()

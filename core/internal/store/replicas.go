@@ -15,8 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Confirm asks in steps. Each renews the leases, and none keeps the Locker's Close waiting for the
-// last replica.
+// Confirm asks in steps. Each renews the leases, and none keeps the Locker's Close waiting for the last replica.
 func (d *deployment) Confirm(ctx context.Context, batch func() []Renewal, replicas int, wait time.Duration) (known []bool, acks int, err error) {
 	renewals := batch()
 	client, err := d.primary(ctx, renewals[0].Record)

@@ -30,8 +30,7 @@ type Store interface {
 	Renew(ctx context.Context, batch []Renewal) []RenewalReply
 	// Refresh tells Redis that tokens still wait, all on one node; see NodeOf.
 	Refresh(ctx context.Context, batch []Refresh) []RefreshReply
-	// Extend renews one lease for a caller that waits for it. It also reports whether another call
-	// waits for the key.
+	// Extend renews one lease for a caller that waits for it. It also reports whether another call waits for the key.
 	Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error)
 	// Downgrade makes an exclusive holder a shared one. Downgrades returns why it cannot be used, or nil.
 	Downgrade(ctx context.Context, req DowngradeRequest) (owned bool, err error)
@@ -42,8 +41,7 @@ type Store interface {
 	// Redis has replied. It does not block, and reports false when
 	// the Locker is closed.
 	Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool
-	// TellReleased tells the Locker that took a key that its grant was released. It is not an error if
-	// that Locker is gone.
+	// TellReleased tells the Locker that took a key that its grant was released. It is not an error if that Locker is gone.
 	TellReleased(ctx context.Context, locker, key string, fence int64)
 
 	// Replicates returns why Confirm cannot be used, or nil.
@@ -65,8 +63,7 @@ type Store interface {
 	// Unreserve ends a reservation, and reports false if its stamp is greater.
 	Unreserve(ctx context.Context, key string, stamp int64) (ended bool, err error)
 
-	// Queues reports whether waiting calls of several processes are served in order, and keys
-	// can be reserved.
+	// Queues reports whether waiting calls of several processes are served in order, and keys can be reserved.
 	Queues() bool
 	// Single reports whether one node serves all keys.
 	Single() bool
@@ -99,8 +96,7 @@ type Config struct {
 	Renewer    redis.UniversalClient // for renewals; nil: one like the store's
 	Life       *lifecycle.Lifecycle
 	Events     Events
-	// NodeTimeout is how long a quorum waits for its nodes; zero: a sixth of a lease, half a
-	// second at most.
+	// NodeTimeout is how long a quorum waits for its nodes; zero: a sixth of a lease, half a second at most.
 	NodeTimeout time.Duration
 }
 
@@ -161,8 +157,7 @@ type AcquireReply struct {
 	Room          bool // granted: nobody waits, and one more with a limit above 1 fits
 	Reserved      bool // granted: the key is reserved
 	UnknownFormat bool // refused: the record is not of this version, and has no FIFO
-	late          bool // nothing was done: the request came too late
-	Standing           // refused
+	Standing           // refused; but Server can be there, too, if granted
 }
 
 // Standing is where a token stands in a key's FIFO.
@@ -170,7 +165,7 @@ type Standing struct {
 	Remaining time.Duration // of a holder's lease, at least; zero: not known
 	Server    int64         // the server's clock in ms
 	Latest    int64         // the key's latest fence
-	Place     int           // from 1; 0: not in it
+	Place     int           // from 1; 0: not in it; -1: not known, since the request came late
 	Queued    int           // the FIFO's length
 }
 

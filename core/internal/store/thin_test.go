@@ -22,8 +22,8 @@ var thinCalls = func() map[string]thinCall {
 	calls := map[string]thinCall{
 		"acquire, counted":                     {"acquire", []any{"3" + strangerToken[1:], 10000, 0, "x", "", ""}},
 		"acquire again, for less":              {"acquire", []any{holderToken, 10, 0, "x", "", ""}},
-		"admit":                                {"admit", []any{holderToken, "F", readerToken, 10000, "x", waiterToken, 10000, "y"}},
-		"admit beside a stranger":              {"admit", []any{strangerToken, "F", readerToken, 10000, "x"}},
+		"admit":                                {"admit", []any{holderToken, "F", 0, readerToken, 10000, "x", waiterToken, 10000, "y"}},
+		"admit beside a stranger":              {"admit", []any{strangerToken, "F", 0, readerToken, 10000, "x"}},
 		"force":                                {"force", []any{"", "F"}},
 		"renew for less":                       {"renew", []any{holderToken, 10}},
 		"renew by a stranger":                  {"renew", []any{strangerToken, 90000}},

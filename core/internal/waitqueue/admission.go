@@ -5,7 +5,7 @@ package waitqueue
 import "time"
 
 const (
-	// MaxFollowers bounds for how long one script occupies Redis. More calls need several scripts.
+	// MaxFollowers bounds for how long one script occupies Redis.
 	MaxFollowers = 128
 	// admissionTimeout is how long a queue does not ask by itself while an admission is under way.
 	admissionTimeout = time.Second
@@ -15,10 +15,7 @@ const (
 // leader.
 //
 // When the queue is granted the key, and not exclusively, the calls that wait with the leader are
-// admitted too, all in one round trip. Readers are admitted past calls of other processes that
-// wait, permits only if none does; if the leader has released by then, all of them only if nobody
-// waits. A call that joins the queue later asks again, so at most two batches of readers enter
-// before a writer that waits.
+// admitted too, all in one round trip, as admit.lua says. A call that joins the queue later asks again.
 type Admission struct {
 	Leader string // the token that was granted the key
 	Fence  int64  // its own

@@ -53,12 +53,10 @@ func (q *Queue) GrantMessage(now, since time.Time, g Grant, ends int64) []Action
 	return q.actions
 }
 
-// accept takes a grant to the queue's token that is not the reply to a request. It is valid until
-// g.Until.
+// accept takes a grant to the queue's token that is not the reply to a request. It is valid until g.Until.
 func (q *Queue) accept(now time.Time, g Grant) {
 	if q.first == nil || q.Expired(g.Until, now) {
-		// This process was stopped, or the message was late: ask Redis whether the grant is still
-		// valid.
+		// This process was stopped, or the message was late: ask Redis whether the grant is still valid.
 		q.askAt = time.Time{}
 		q.wake()
 		return
@@ -69,8 +67,7 @@ func (q *Queue) accept(now time.Time, g Grant) {
 	q.give(now, q.first, g)
 }
 
-// give gives a grant of the queue's token to a call: dequeue it → Give → admit those that fit
-// beside it.
+// give gives a grant of the queue's token to a call: dequeue it → Give → admit those that fit beside it.
 func (q *Queue) give(now time.Time, c *Call, g Grant) {
 	q.token = ""
 	q.dequeue(c)

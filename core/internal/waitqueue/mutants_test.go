@@ -69,6 +69,7 @@ var mutants = []mutant.Mutant{
 
 // refreshMutants are caught by the table or the tests of refreshes.
 var refreshMutants = []mutant.Mutant{
+	{Name: "a release that came late is taken for a refusal", File: "release.go", Old: "case r.Place < 0:", New: "case r.Place < 0 && !%s:"},
 	{Name: "a refresh without an answer fails nobody", File: "refresh.go", Old: "case f.Err != nil && ", New: "case f.Err != nil && !%s && "},
 	{Name: "a queue without a token refreshes", File: "request.go", Old: "q.token == \"\" ||", New: "q.token == \"\" && !%s ||"},
 	{Name: "a refresh of a token that was cancelled is believed", File: "refresh.go", Old: "q.token != r.Token || q.inFlight", New: "q.token != r.Token && !%s || q.inFlight"},

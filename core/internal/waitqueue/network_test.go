@@ -217,7 +217,13 @@ func (w *world) release(h *hold) {
 	}
 	var a answer
 	sent, polls := w.now, w.unsubscribed
-	w.send([]string{h.token, r.Token}, func() { a = w.redis.release(h.token, r.Token, r.Waits != nil) }, func(err error) {
+	w.send([]string{h.token, r.Token}, func() {
+		if r.Waits == nil || !w.chance(20) {
+			a = w.redis.release(h.token, r.Token, r.Waits != nil)
+			return
+		}
+		a = answer{owned: w.redis.release(h.token, "", false).owned, place: -1} // it came late
+	}, func(err error) {
 		if err != nil {
 			w.cancel(h.token)
 			a = answer{}
@@ -231,7 +237,7 @@ func (w *world) release(h *hold) {
 		w.model.answered(r.Token)
 		w.model.orphaned(r.Token, a)
 		q := w.current(false)
-		if err == nil && a.fence == 0 && q.Token() == r.Token && q.Len() > 0 {
+		if err == nil && a.fence == 0 && a.place >= 0 && q.Token() == r.Token && q.Len() > 0 {
 			w.model.refused(r.Token, sent, a)
 		}
 		w.model.wanted = a.length > 0

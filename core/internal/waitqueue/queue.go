@@ -27,12 +27,10 @@ type Queue struct {
 	sent     time.Time
 	server   int64
 	inFlight string // the token of the request in flight; else ""
-	// Tokens that a message granted the key while their request was in flight: its reply is
-	// out of date.
+	// Tokens that a message granted the key while their request was in flight: its reply is out of date.
 	overtaken []overtaken
 
-	// Whether the latest request of the calls that wait was answered. If so, new calls know
-	// that the key is held.
+	// Whether the latest request of the calls that wait was answered. If so, new calls know that the key is held.
 	answered bool
 	failure  error // why the latest request has no reply; nil: it has one
 	// When the first request since the last reply was sent; zero: none. A caller that leaves
@@ -105,8 +103,7 @@ func (q *Queue) Join(c *Call) {
 	q.insert(c, q.last, nil)
 }
 
-// Rejoin puts a call back at the head of the queue. Its grant, with this first fence, has ended
-// before it could be used.
+// Rejoin puts a call back at the head of the queue. Its grant, with this first fence, has ended before it could be used.
 func (q *Queue) Rejoin(c *Call, fence int64) {
 	if q.held == fence {
 		q.held = 0
@@ -171,8 +168,7 @@ func (q *Queue) close() {
 	q.cancel(q.token)
 }
 
-// inform records for c, if it is not nil, and for the calls before it that they know the key to be
-// held.
+// inform records for c, if it is not nil, and for the calls before it that they know the key to be held.
 func (q *Queue) inform(c *Call) {
 	q.answered = q.answered || c != nil && c == q.last
 	for ; c != nil && !c.informed; c = c.prev {
@@ -181,8 +177,7 @@ func (q *Queue) inform(c *Call) {
 	}
 }
 
-// informAll records that Redis has replied, or that this process has the key: all calls that wait
-// know that the key is held.
+// informAll records that Redis has replied, or that this process has the key: all calls that wait know that the key is held.
 func (q *Queue) informAll() {
 	q.failure, q.silent = nil, time.Time{}
 	q.inform(q.last)

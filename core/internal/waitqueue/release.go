@@ -81,6 +81,8 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 		q.askAt = time.Time{}
 	case fence != 0:
 		q.accept(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Asked: r.Sent, Until: q.Validity(r.Sent, q.Claim)})
+	case r.Place < 0:
+		q.askAt = time.Time{}
 	default:
 		q.informAll()
 		q.still = 0

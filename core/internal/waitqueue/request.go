@@ -23,7 +23,7 @@ type Refusal struct {
 	Remaining time.Duration
 	Server    int64 // the server's clock in ms
 	Latest    int64 // the key's latest fence
-	Place     int   // in the FIFO, from 1; 0: not in it
+	Place     int   // in the FIFO, from 1; 0: not in it; -1: not known, since the request came late
 	Length    int   // of the FIFO
 }
 
@@ -96,8 +96,7 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	return q.actions
 }
 
-// Unanswered records that a request has no reply, or that no call waits for it. If it was sent, its
-// reply goes to Orphaned.
+// Unanswered records that a request has no reply, or that no call waits for it. If it was sent, its reply goes to Orphaned.
 func (q *Queue) Unanswered(now time.Time, req *Request, f Failure) []Action {
 	q.begin()
 	q.done(req.Token, nil)
@@ -141,8 +140,7 @@ func (q *Queue) ask(now time.Time) (fresh bool) {
 	return fresh
 }
 
-// done ends the request of a token, which c sent if that is not nil. The call that is the first by
-// now may ask.
+// done ends the request of a token, which c sent if that is not nil. The call that is the first by now may ask.
 func (q *Queue) done(token string, c *Call) {
 	if q.inFlight == token {
 		q.inFlight = ""

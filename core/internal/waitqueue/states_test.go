@@ -263,6 +263,9 @@ var (
 		{"a grant is released that must not be handed over", holds, func(t *table) { t.released(false) }},
 		{"released: the token waits", releasing, func(t *table) { t.releaseAnswered(0, nil) }},
 		{"released: the token is granted", releasing, func(t *table) { t.releaseAnswered(fence, nil) }},
+		{"the release came too late", releasing, func(t *table) {
+			t.did(t.q.ReleaseAnswered(t.now, 0, &Refusal{Token: t.release.Token, Sent: t.now, Place: -1}, nil))
+		}},
 		{"the release fails", releasing, func(t *table) { t.releaseAnswered(0, errors.New("outage")) }},
 		{"another grant was released", always, func(t *table) { t.did(t.q.Freed(t.now, Release{}, true)) }},
 		{"a grant is lost", always, func(t *table) { t.did(t.q.Lost(fence)) }},

@@ -6,8 +6,7 @@ import "time"
 
 // Config is what all queues of one process share.
 type Config struct {
-	// Ordered: Redis keeps a FIFO for each key, and publishes grants. If not, each request
-	// only asks for the key at that moment.
+	// Ordered: Redis keeps a FIFO for each key, and publishes grants. If not, each request only asks for the key at that moment.
 	Ordered bool
 	// Listening reports whether messages that are published arrive.
 	Listening func() bool
@@ -34,8 +33,7 @@ type Config struct {
 	actions []Action
 }
 
-// Call is a call that waits. The exported fields are set before it joins, and not changed while it
-// waits.
+// Call is a call that waits. The exported fields are set before it joins, and not changed while it waits.
 type Call struct {
 	Of       any           // the user's own value for it
 	Lease    time.Duration // of a grant to it, until its first renewal

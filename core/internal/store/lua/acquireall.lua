@@ -10,8 +10,8 @@
 -- ARGV[2]  length of the leases, in ms
 -- ARGV[3]  see late.lua
 -- ARGV[4]  description of the call, for people; no spaces
--- returns  {1, fence, waited for, …} with two numbers for each key, the second 1 if
---          others wait for it
+-- returns  {1, fence, waited for, …, server's time in ms} with two numbers for each key, the
+--          second 1 if others wait for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
 -- #include call.lua
@@ -64,4 +64,5 @@ local replies = {1}
 for i = 1, #KEYS do
   replies[2 * i], replies[2 * i + 1] = grants[i]()
 end
+replies[#replies + 1] = now
 return replies

@@ -5,15 +5,17 @@
 -- KEYS[1]  see call.lua
 -- ARGV[1]  the leader's token
 -- ARGV[2]  its fence
--- ARGV[3]  and so on, for each follower: its token, the length of its lease in ms, and
+-- ARGV[3]  see late.lua
+-- ARGV[4]  and so on, for each follower: its token, the length of its lease in ms, and
 --          its description, for people; no spaces
 -- returns  for each follower its fence, or 0 if it is not admitted
 -- #include call.lua
+-- #include late.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua
 local fields, fences = {}, {}
-for i = 3, #ARGV, 3 do
+for i = 4, #ARGV, 3 do
   fields[#fields + 1] = 'h:' .. ARGV[i]
 end
 if foreign() then
@@ -25,15 +27,14 @@ end
 local known = redis.call('HMGET', key, unpack(fields))
 sweep()
 serve('')
--- A fence is the time of its grant. A copy of this script call that arrives late must not admit anybody: the
--- followers have cancelled their tokens by then, or released them.
+-- A fence is the time of its grant. Long after their leader released, those who asked have left, as far as a fence can tell.
 local timely = mine or micros - tonumber(ARGV[2]) < CLAIM * 1000
 for i = 1, #fields do
-  local e = ARGV[3 * i]
+  local e = ARGV[3 * i + 1]
   if known[i] and ends(known[i]) > now then -- the reply to an earlier call was lost
     fences[i] = tonumber(string.match(known[i], '^%d+ (%d+)'))
   elseif timely and reserved == 0 and fits(limit(e)) and (queue == '' or mine and limit(e) == 0) then
-    fences[i] = grant(e, tonumber(ARGV[3 * i + 1]), ARGV[3 * i + 2])
+    fences[i] = grant(e, tonumber(ARGV[3 * i + 2]), ARGV[3 * i + 3])
   else
     fences[i] = 0
   end

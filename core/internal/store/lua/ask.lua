@@ -15,6 +15,7 @@
 --          {1, fence, 0} if granted and no other fits
 --          {1, fence, 1} if granted and others wait
 --          {1, fence, 2} if granted and the key is reserved
+--          {1, fence, 0 to 2, server's time in ms} if an earlier call was granted
 --          {0, ms left of a holder's lease, server's time in ms, place in the
 --          queue, length of the queue, the latest fence}; the place is 0 if it is
 --          not in it, and -1 if the record is foreign and has no queue
@@ -40,7 +41,7 @@ if mine then
     needed_until = now + lease
     save()
   end
-  return {1, tonumber(its), others()}
+  return {1, tonumber(its), others(), now}
 end
 
 sweep()

@@ -10,11 +10,12 @@
 -- ARGV[6]  its mark, to have it wait for the key; '' to have it leave the queue
 -- ARGV[7]  its description
 -- ARGV[8]  '1' if it cannot be in the queue yet
--- ARGV[9]  if it is to wait: see late.lua. A copy that comes late releases alone
+-- ARGV[9]  if it is to wait: see late.lua. A call that comes late does nothing with it
 -- returns  1 when the caller held the key, 0 when it did not
 --          with a token that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue, ms
---          left of a holder's lease, the latest fence}
+--          left of a holder's lease, the latest fence}; late: {the same, 0,
+--          server's time in ms, -1, 0, 0, 0}
 -- #include call.lua
 -- The common cases come first, before the functions that the others need, and take a fraction of the time: when Redis
 -- has been idle, everything that a script touches has to be loaded into the processor's caches.
@@ -29,15 +30,16 @@ if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key mean
     return 1
   end
 end
+local late
 if (ARGV[9] or '0') ~= '0' and ARGV[9] - now < 0 then
-  other, mark = '', ''
+  other, mark, late = '', '', {1, 0, now, -1, 0, 0, 0}
 end
 if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
   local its = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'waiting', 'watch', 'reserved', 'v')
   local mine, queue = its[1] and tonumber(string.sub(its[1], 1, 13)) > now and not its[5] and not its[6], its[2] or ''
   if mine and queue == '' and (its[4] or '') == '' and mark == '' then -- nobody waits
     redis.call('DEL', key)
-    return 1
+    return late or 1
   end
   local e, id, alive, what, to = string.match(queue, '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   local fresh = mine and e and now + AGED < tonumber(alive) -- there is no w:TOKEN
@@ -62,7 +64,7 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
       redis.call('HSET', key, 'fence', fence, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. fence .. ' ' .. what)
       if mark == '' then
-        return 1
+        return late or 1
       end
       return {1, 0, now, waiting, waiting, CLAIM, tonumber(fence)}
     end
@@ -132,7 +134,10 @@ end
 if exists or mark ~= '' then
   save()
 end
+if late then
+  late[1] = owned
+end
 if mark == '' then
-  return owned
+  return late or owned
 end
 return {owned, its, now, its == 0 and before and before + 1 or 0, waiting, held > 0 and math.max(soonest - now, 0) or 0, fence}

@@ -3,8 +3,10 @@
 -- KEYS[1]  see call.lua
 -- ARGV[1]  ''
 -- ARGV[2]  how long, in ms; a reservation is never shortened
+-- ARGV[3]  see late.lua
 -- returns  the reservation's stamp; 0 if the record is foreign
 -- #include call.lua
+-- #include late.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua
