@@ -365,3 +365,22 @@ func runLongest(t *testing.T, judge func(t *testing.T, again func() map[string]c
 		})
 	}
 }
+
+// Who has most dead letters is not looked for anew for each that is forgotten.
+func TestScripts_WhoHasMostIsReadOnce(t *testing.T) {
+	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	q := newLongQueue(t, rdb, WithMaxBytes(512<<10), WithMaxPayload(16<<10))
+	for range 8 {
+		for i := range batchItems {
+			_, err := q.Enqueue(t.Context(), Job{Name: fmt.Sprintf("%0200d", i), Principal: q.name("p"), Payload: make([]byte, 300)})
+			require.NoError(t, err)
+		}
+		claims := q.claim(batchItems)
+		require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
+		q.settle(claims, outcome{kind: OutcomeDead, err: errTooOld})
+	}
+	_, calls, _ := strings.Cut(rdb.Info(t.Context(), "commandstats").Val(), "cmdstat_zrevrange:calls=")
+	n, err := strconv.Atoi(calls[:strings.Index(calls, ",")])
+	require.NoError(t, err)
+	require.LessOrEqual(t, n, 2)
+}

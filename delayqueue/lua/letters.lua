@@ -29,21 +29,44 @@ local function forget(id, no_room)
   resume(t.key, id)
 end
 
+-- The first members of g, by themselves; those of names, and those of groups. They are read again when what has most of them has less
+-- than any other may have.
+local heavy, names, groups, lightest = {}, {}, {}, 0
+
+local function read_heavy()
+  local list = redis.call('ZREVRANGE', g, '0', '199', 'WITHSCORES')
+  heavy, names, groups, lightest = {}, {}, {}, #list == 400 and tonumber(list[400]) or 1
+  for i = 1, #list, 2 do
+    local rest, is_name = list[i]:sub(2), list[i]:sub(1, 1) == 'n'
+    local kind = is_name and names or groups
+    kind[#kind + 1] = {load = tonumber(list[i + 1]), rest = rest, name = is_name and rest or rest:match('^(.*)\n')}
+    heavy[list[i]] = kind[#kind]
+  end
+end
+
+-- The one that has most, of a name if that is given.
+local function first_of(kind, name)
+  local found, load
+  for i = 1, #kind do
+    local of = kind[i]
+    if (not load or of.load > load) and of.load > 0 and (not name or of.name == name) then
+      found, load = of, of.load
+    end
+  end
+  return found
+end
+
 -- The oldest dead letter of the group that has most, of those of the name that has most, and where l has it; or what g has of
 -- a group without one. A group that is not among the first of g has so little that any of the name's may be taken for it.
 local function heaviest()
-  local name, group
-  for _, member in ipairs(redis.call('ZREVRANGE', g, '0', '199')) do
-    local rest = member:sub(2)
-    if member:sub(1, 1) == 'n' then
-      name = name or rest
-    elseif not group and (not name or rest:match('^(.*)\n') == name) then
-      group, name = rest, name or rest:match('^(.*)\n')
-    end
-    if group and name then
-      break
-    end
+  local most = first_of(names)
+  if not most or most.load < lightest then
+    read_heavy()
+    most = first_of(names)
   end
+  local group = first_of(groups, most and most.name)
+  local name = most and most.name or group and group.name
+  group = group and group.rest
   if not name then
     return
   end
@@ -63,10 +86,16 @@ local function forget_most(steps)
     if id and redis.call('HEXISTS', y, id) == 1 then
       forget(id, true)
       forgotten, last = forgotten + 1, name
+      for of, load in pairs(loads) do
+        if heavy[of] then
+          heavy[of].load = load
+        end
+      end
     elseif entry then -- somebody removed it
       remove(l, entry)
     elseif member then
       remove(g, member)
+      names = {}
     else
       break -- they are not known, and stay for their time
     end
