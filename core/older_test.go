@@ -23,6 +23,7 @@ import (
 var olderArguments = map[string]string{
 	"acquire":    "local ARGV = {ARGV[1], ARGV[2], ARGV[4] or '', ARGV[5] or '', ARGV[6] or '', ARGV[7] ~= '0' and ARGV[7] or nil}\n",
 	"acquireall": "local ARGV = {ARGV[1], ARGV[2], ARGV[4]}\n",
+	"admit":      "local ARGV = {ARGV[1], ARGV[2], unpack(ARGV, 4)}\n",
 	"release":    "local ARGV = {ARGV[1], ARGV[2], ARGV[4] or '0', ARGV[5] or '', ARGV[6] or '', ARGV[7] or '', ARGV[8] or ''}\n",
 }
 

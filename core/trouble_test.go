@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"math/rand/v2"
 	"sync/atomic"
@@ -46,6 +47,12 @@ func TestLease_ALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 		client.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
 			if first == nil {
 				first = redistest.Args(cmd)
+				for i, arg := range first {
+					if bound, ok := arg.(encoding.BinaryMarshaler); ok {
+						text, _ := bound.MarshalBinary()
+						first[i] = string(text)
+					}
+				}
 			}
 			return next()
 		}})

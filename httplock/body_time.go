@@ -65,8 +65,7 @@ func (b *timedBody) read(p []byte, start time.Time, left time.Duration) (n int, 
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if !done && !b.over.Load() {
-			late = true
-			b.deadline(time.Now())
+			late = b.deadline(time.Now())
 		}
 	})
 	n, err = b.ReadCloser.Read(p)
@@ -99,9 +98,9 @@ func (b *timedBody) end() {
 	}
 }
 
-// deadline does nothing where the writer is not a connection's.
-func (b *timedBody) deadline(at time.Time) {
-	_ = http.NewResponseController(b.writer).SetReadDeadline(at)
+// deadline reports false, and does nothing, where the writer is not a connection's.
+func (b *timedBody) deadline(at time.Time) bool {
+	return http.NewResponseController(b.writer).SetReadDeadline(at) == nil
 }
 
 // timedBodyKey marks the ctx of a handler whose body a guard bounds: guards further in leave it alone.
