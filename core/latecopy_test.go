@@ -226,13 +226,14 @@ func TestLateCopy_ReservationsAndAdmissionsAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartClocked(t)
 	env := &redistest.Env{Addr: s.Addr, Prefix: "p"}
-	l, writer := newLocker(t, env), newLocker(t, env)
+	l, writer, idle := newLocker(t, env), newLocker(t, env), newLocker(t, env)
+	warm(t, idle) // no later reply tells it the time
 	writing, grants := readersBehind(t, env, newLocker(t, env), l, 6)
 	second := acquiring(t, writer, "k")
 	queued(t, env, "k", 2)
 	s.SetClock(t, 4*time.Second)
-	require.NoError(t, reserve(t, writer, "r", time.Minute))
-	require.Positive(t, reservedFor(t, writer, "r"))
+	require.NoError(t, reserve(t, idle, "r", time.Minute))
+	require.Positive(t, reservedFor(t, idle, "r"))
 	require.NoError(t, writing.Release(t.Context()))
 	for range 6 {
 		defer func(lease *core.Lease) { _ = lease.Release(context.Background()) }(granted(t, grants))
