@@ -132,16 +132,11 @@ func TestUnclaimed_NotWhatAMessageGave(t *testing.T) {
 	warm(t, l)
 	listening(t, l)
 	first := testbed.Take(t, newLocker(t, env), "k")
-	got := make(chan *core.Lease, 1)
-	go func() {
-		lease, err := l.Acquire(t.Context(), "k")
-		assert.NoError(t, err)
-		got <- lease
-	}()
+	got := acquiring(t, l, "k")
 	queued(t, env, "k", 1)
 	redistest.Eventually(t, func() bool { l.LookAgain(); return asks.Load() == 2 }, "it asks again")
 	require.NoError(t, first.Release(t.Context()))
-	lease := <-got
+	lease := granted(t, got)
 	close(sent)
 	<-late
 	require.NoError(t, lease.Release(t.Context()))
