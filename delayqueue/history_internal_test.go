@@ -109,7 +109,7 @@ func (p *history) again() error {
 			if _, err := p.run(Job{ID: id}, result(2)); err != nil {
 				return err
 			}
-			require.NoError(p.t, p.q.PassEnded([]time.Duration{0, 25, 37, 0}[i]*time.Minute))
+			require.NoError(p.t, p.q.PassEnded([]time.Duration{0, 25 * time.Minute, 37 * time.Minute, 0}[i]))
 		}
 		if p.knows("again") {
 			return violated("an id of a caller stays beside those of the queue")

@@ -42,23 +42,23 @@ func (b *timedBody) Read(p []byte) (int, error) {
 		b.deadline(start) // so that the server does not wait for the rest either
 		return 0, errBodySlow
 	}
-	n, err, late := b.read(p, start, left)
+	n, late, err := b.read(p, start, left)
 	if late || errors.Is(err, os.ErrDeadlineExceeded) {
 		b.left.Store(0)
 		return n, fmt.Errorf("%w: %w", errBodySlow, cmp.Or(err, os.ErrDeadlineExceeded))
 	}
 	b.left.Add(-int64(time.Since(start)))
-	b.ended.Store(err == io.EOF)
+	b.ended.Store(errors.Is(err, io.EOF))
 	b.pause()
 	return n, err
 }
 
 // read has a read end when the time is used up.
-func (b *timedBody) read(p []byte, start time.Time, left time.Duration) (n int, err error, late bool) {
+func (b *timedBody) read(p []byte, start time.Time, left time.Duration) (n int, late bool, err error) {
 	if b.rest {
 		b.deadline(start.Add(left))
 		n, err = b.ReadCloser.Read(p)
-		return n, err, false
+		return n, false, err
 	}
 	done := false
 	timer := time.AfterFunc(left, func() {
@@ -73,7 +73,7 @@ func (b *timedBody) read(p []byte, start time.Time, left time.Duration) (n int, 
 	defer b.mu.Unlock()
 	done = true
 	timer.Stop()
-	return n, err, late
+	return n, late, err
 }
 
 // pause is called between two reads.
