@@ -1,0 +1,105 @@
+//go:build faketime
+
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// stay is somebody who works under a lease, as the auditor sees it: inside as long as the lease's ctx is alive.
+type stay struct {
+	p      *process
+	who    string
+	ctx    context.Context
+	mode   core.Mode
+	limit  int // of a counted one
+	fence  int64
+	left   bool
+	forced bool // its lease was taken away: it is told soon
+}
+
+// alive reports whether a holder may go on. Whoever asks looks at the lease's time: what that starts is the holder's.
+func (s *stay) alive() (alive bool) {
+	if !s.left {
+		as(s.p.group, func() { alive = s.ctx.Err() == nil })
+	}
+	return alive
+}
+
+// auditor checks who works under the same key.
+type auditor struct {
+	w      *world
+	inside map[string][]*stay
+	fences map[string]int64 // the greatest by key
+}
+
+func newAuditor(w *world) *auditor {
+	return &auditor{w: w, inside: map[string][]*stay{}, fences: map[string]int64{}}
+}
+
+// enter records a holder who begins to work.
+func (a *auditor) enter(key string, s *stay) {
+	if !s.alive() {
+		return
+	}
+	a.w.emit(s.who, "enters", key, string(s.mode), " fence ", s.fence)
+	now := slices.DeleteFunc(a.inside[key], func(o *stay) bool { return !o.alive() })
+	before := 1
+	for _, o := range now {
+		if a.excused(o) || a.excused(s) {
+			continue
+		}
+		if s.mode == core.ModeExclusive || o.mode == core.ModeExclusive {
+			a.w.violation(s.who, "%s: %s (fence %d) is inside beside %s (%s, fence %d)", key, s.mode, s.fence, o.who, o.mode, o.fence)
+		}
+		if o.fence < s.fence { // readers may join later
+			before++
+		}
+	}
+	if s.mode == core.ModeCounted && before > s.limit {
+		a.w.violation(s.who, "%s: number %d of %d", key, before, s.limit)
+	}
+	if s.mode == core.ModeExclusive {
+		if last := a.fences[key]; s.fence <= last && !a.w.on("clock-back") {
+			a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
+		}
+	}
+	a.fences[key] = max(a.fences[key], s.fence)
+	a.inside[key] = append(now, s)
+}
+
+// leave records that a holder is done.
+func (a *auditor) leave(key string, s *stay) {
+	s.left = true
+	a.w.emit(s.who, "leaves", key)
+}
+
+// excused reports whether a lease may have been given to another: it was taken away, or Redis lost it, or its clock was set forward.
+func (a *auditor) excused(s *stay) bool { return s.forced || s.fence < a.w.lost }
+
+// force records that a lease was taken away. Its holder is told at its next renewal, or learns it from its own clock.
+func (a *auditor) force(key string, s *stay) {
+	s.forced = true
+	as(0, func() {
+		time.AfterFunc(2*s.p.ttl, func() {
+			if s.alive() && !s.p.stopped && !s.p.dead {
+				a.w.violation(s.who, "%s: it was taken away, and it was not told", key)
+			}
+		})
+	})
+}
+
+// documented reports whether an error is one that a caller is told to expect.
+func documented(err error) bool {
+	for _, e := range []error{core.ErrConflict, core.ErrUnavailable, core.ErrLeaseLost, core.ErrClosed, context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

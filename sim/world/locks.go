@@ -1,0 +1,258 @@
+//go:build faketime
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// locks is a world of processes whose goroutines call for few keys, in every way that there is.
+func (w *world) locks() {
+	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, waiting: map[string]int{}}
+	for i := range w.config.Processes {
+		w.start(fmt.Sprint("p", i+1), l.work)
+	}
+	if w.config.Processes == 0 {
+		for i := range 2 + w.r.IntN(3) {
+			w.start(fmt.Sprint("p", i+1), l.work)
+		}
+	}
+	go w.trouble()
+	time.Sleep(time.Duration(w.config.Seconds) * time.Second)
+	w.end()
+	l.settle()
+}
+
+type locksWorkload struct {
+	w       *world
+	r       chance
+	auditor *auditor
+	tokens  map[string]string // of detached leases, by key
+	waiting map[string]int    // calls under way, by process
+	calls   int
+}
+
+var lockKeys = []string{"k0", "k1", "k2"}
+
+// lockCalls are what a call can be, each as often as it stands here.
+var lockCalls = []string{"exclusive", "exclusive", "exclusive", "try", "shared", "shared", "counted", "counted", "all", "force", "resume", "max-hold", "min-hold", "reentrant"}
+
+// work is what a process does.
+func (l *locksWorkload) work(p *process) {
+	for g := range 4 {
+		go func() {
+			for n := 0; !l.w.calm; n++ {
+				time.Sleep(l.r.between(0, 600*time.Millisecond))
+				l.waiting[p.name]++
+				l.call(p, fmt.Sprintf("%s.%d.%d", p.name, g, n))
+				l.waiting[p.name]--
+			}
+		}()
+	}
+}
+
+// call makes one call, and works under what it got.
+func (l *locksWorkload) call(p *process, who string) {
+	kind, key := pick(l.r, lockCalls...), pick(l.r, lockKeys...)
+	patience := l.r.between(50*time.Millisecond, 12*time.Second)
+	if l.r.one(8) {
+		patience = 5 * time.Minute // it keeps its place
+	}
+	ctx, leave := context.WithTimeout(context.Background(), patience)
+	defer leave()
+	l.w.report.Calls[kind]++
+	l.w.emit(who, kind, key, "for ", patience)
+	var err error
+	switch kind {
+	case "all":
+		err = l.all(ctx, p, who, key)
+	case "force":
+		l.force(ctx, p, who, key)
+	case "reentrant":
+		err = l.reentrant(ctx, p, who, key)
+	case "resume":
+		token := l.tokens[key]
+		if token == "" {
+			return
+		}
+		delete(l.tokens, key)
+		var lease *core.Lease
+		if lease, err = p.locker.Resume(ctx, token); err == nil {
+			l.auditor.fences[key] = min(l.auditor.fences[key], lease.Fence()-1) // it is that of the lease that was detached
+			l.hold(p, who, key, lease, core.ModeExclusive, 0)
+		}
+	default:
+		err = l.one(ctx, p, who, key, kind)
+	}
+	if err != nil {
+		l.w.emit(who, "fails", key, err)
+		if !documented(err) {
+			l.w.violation(who, "%s of %s: %v", kind, key, err)
+		}
+	}
+}
+
+func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind string) error {
+	mode, limit, acquire := core.ModeExclusive, 0, p.locker.Acquire
+	var opts []core.AcquireOption
+	switch kind {
+	case "try":
+		acquire = p.locker.TryAcquire
+	case "shared":
+		mode, opts = core.ModeShared, append(opts, core.Shared())
+	case "counted":
+		mode, limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
+	case "max-hold":
+		opts = append(opts, core.MaxHold(1500*time.Millisecond))
+	case "min-hold":
+		opts = append(opts, core.MinHold(700*time.Millisecond))
+	}
+	lease, err := acquire(ctx, key, opts...)
+	if err != nil {
+		return err
+	}
+	l.hold(p, who, key, lease, mode, limit)
+	return nil
+}
+
+// hold works under a lease, and then releases it, or hands it on.
+func (l *locksWorkload) hold(p *process, who, key string, lease *core.Lease, mode core.Mode, limit int) {
+	s := &stay{p: p, who: who, ctx: lease.Context(), mode: mode, limit: limit, fence: lease.Fence()}
+	l.auditor.enter(key, s)
+	l.stayFor(lease.Context(), 2500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	if mode == core.ModeExclusive && l.r.one(6) && s.alive() {
+		s.mode = core.ModeShared // readers may be let in before the reply
+		err := lease.Downgrade(ctx)
+		l.w.emit(who, "downgrades", key, err)
+		l.expect(who, "downgrade", err)
+		l.stayFor(lease.Context(), 800*time.Millisecond)
+	}
+	if s.mode == core.ModeExclusive && l.r.one(8) && s.alive() {
+		s.left = true
+		token, err := lease.Detach(ctx)
+		l.w.emit(who, "detaches", key, err)
+		if err == nil {
+			l.tokens[key] = token
+			return
+		}
+		s.left = false
+		l.expect(who, "detach", err)
+	}
+	l.auditor.leave(key, s)
+	l.expect(who, "release", lease.Release(ctx))
+}
+
+// stayFor works for a while, and stops when it is told to.
+func (l *locksWorkload) stayFor(ctx context.Context, most time.Duration) {
+	select {
+	case <-time.After(l.r.between(time.Millisecond, most)):
+	case <-ctx.Done():
+	}
+}
+
+func (l *locksWorkload) expect(who, what string, err error) {
+	if err != nil && !documented(err) {
+		l.w.violation(who, "%s: %v", what, err)
+	}
+}
+
+func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) error {
+	keys := lockKeys[min(1, strings.Index("k0k1k2", from)/2):]
+	set, err := p.locker.AcquireAll(ctx, keys)
+	if err != nil {
+		return err
+	}
+	var stays []*stay
+	for _, key := range set.Keys() {
+		s := &stay{p: p, who: who, ctx: set.Context(), mode: core.ModeExclusive, fence: set.Fence(key)}
+		l.auditor.enter(key, s)
+		stays = append(stays, s)
+	}
+	l.stayFor(set.Context(), 1200*time.Millisecond)
+	for i, key := range set.Keys() {
+		l.auditor.leave(key, stays[i])
+	}
+	release, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	l.expect(who, "release of all", set.Release(release))
+	return nil
+}
+
+func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) {
+	for _, s := range l.auditor.inside[key] {
+		if s.mode != core.ModeExclusive || !s.alive() {
+			continue
+		}
+		l.auditor.force(key, s)
+		done, err := p.locker.ForceRelease(ctx, key, s.fence)
+		l.w.emit(who, "forced", key, done, err)
+		if err == nil && !done {
+			s.forced = s.left // it still has it
+		}
+		l.expect(who, "force", err)
+		return
+	}
+}
+
+func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key string) error {
+	return p.locker.Do(ctx, key, func(ctx context.Context) error {
+		lease, _ := core.LeaseFrom(ctx)
+		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+		l.auditor.enter(key, s)
+		defer l.auditor.leave(key, s)
+		return p.locker.Do(ctx, key, func(ctx context.Context) error {
+			l.stayFor(ctx, 500*time.Millisecond)
+			return nil
+		})
+	})
+}
+
+// settle checks what must hold once there are no faults any more: all calls end, each process gets each key, and nothing is left.
+func (l *locksWorkload) settle() {
+	time.Sleep(time.Minute)
+	alive := l.w.alive()
+	for _, p := range alive {
+		if n := l.waiting[p.name]; n > 0 {
+			l.w.violation(p.name, "%d calls still wait a minute after the last fault", n)
+		}
+	}
+	for _, p := range alive {
+		as(p.group, func() {
+			for _, key := range lockKeys {
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				lease, err := p.locker.Acquire(ctx, key)
+				if err == nil {
+					err = lease.Release(ctx)
+				}
+				if err != nil {
+					l.w.violation(p.name, "%s cannot be had after the last fault: %v", key, err)
+				}
+				cancel()
+			}
+		})
+	}
+	for _, p := range alive {
+		as(p.group, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if err := p.locker.Shutdown(ctx); err != nil {
+				l.w.violation(p.name, "shutdown: %v", err)
+			}
+		})
+	}
+	time.Sleep(30 * time.Second)
+	for _, name := range l.w.server.Keys() {
+		for _, key := range lockKeys {
+			if strings.HasSuffix(name, key) {
+				l.w.violation("redis", "%q is left, for %s", name, l.w.server.TTL(name))
+			}
+		}
+	}
+}

@@ -1,0 +1,94 @@
+//go:build faketime
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// process is a group of goroutines with a client of its own, which is stopped and killed as a whole.
+type process struct {
+	w             *world
+	name          string
+	group         int
+	ttl           time.Duration
+	rdb           *redis.Client
+	locker        *core.Locker
+	dead, stopped bool
+	outcomes      map[string]int // what its observer was told of, by key
+}
+
+// start starts a process, and has it do its work.
+func (w *world) start(name string, work func(p *process)) *process {
+	w.groups++
+	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, 3500*time.Millisecond), outcomes: map[string]int{}}
+	w.processes = append(w.processes, p)
+	retries := w.r.IntN(3)
+	started := make(chan struct{})
+	go func() {
+		simJoin(p.group)
+		p.rdb = redis.NewClient(&redis.Options{
+			Addr: "127.0.0.1:6379", MaxRetries: retries, DisableIdentity: true, ReadTimeout: 1500 * time.Millisecond, DialTimeout: time.Second,
+			Dialer: func(context.Context, string, string) (net.Conn, error) { return w.network.dial(p) },
+		})
+		var err error
+		p.locker, err = core.New(p.rdb, core.WithTTL(p.ttl), core.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			panic(err)
+		}
+		close(started)
+		work(p)
+	}()
+	<-started
+	w.emit(name, "starts", "")
+	return p
+}
+
+// pause stops a process for a while.
+func (p *process) pause(d time.Duration) {
+	p.w.happens("stop", fmt.Sprintf("%s for %s", p.name, d))
+	p.stopped = true
+	simStop(p.group)
+	time.Sleep(d)
+	if p.dead {
+		return
+	}
+	p.stopped = false
+	simGo(p.group)
+	p.w.emit(p.name, "goes on", "")
+}
+
+// die ends a process for good. Its connections end with it, unless its machine does.
+func (p *process) die(withMachine bool) {
+	p.w.happens("die", p.name)
+	p.dead = true
+	simStop(p.group)
+	for _, e := range p.w.network.open() {
+		if e.process != p {
+			continue
+		}
+		if withMachine {
+			e.part()
+		} else {
+			e.cut()
+		}
+	}
+}
+
+// alive are the processes that did not die.
+func (w *world) alive() (alive []*process) {
+	for _, p := range w.processes {
+		if !p.dead {
+			alive = append(alive, p)
+		}
+	}
+	return alive
+}

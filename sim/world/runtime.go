@@ -1,0 +1,49 @@
+//go:build faketime
+
+package main
+
+import (
+	crand "crypto/rand"
+	"encoding/binary"
+	"math/rand/v2"
+	"unsafe"
+)
+
+// These are in the runtime that package overlay makes.
+
+//go:linkname simSeed runtime.simSeed
+func simSeed(uint64)
+
+//go:linkname simJoin runtime.simJoin
+func simJoin(int)
+
+//go:linkname simGet runtime.simGet
+func simGet() unsafe.Pointer
+
+//go:linkname simSet runtime.simSet
+func simSet(unsafe.Pointer)
+
+//go:linkname simSkew runtime.simSkew
+func simSkew(int, int64)
+
+//go:linkname simStop runtime.simStop
+func simStop(int)
+
+//go:linkname simGo runtime.simGo
+func simGo(int)
+
+// seedAll makes all random numbers of the program a function of the seed.
+func seedAll(seed uint64) {
+	simSeed(seed)
+	var all [32]byte
+	binary.LittleEndian.PutUint64(all[:], seed)
+	crand.Reader = rand.NewChaCha8(all)
+}
+
+// as calls f in a group: what it starts is in that too. Group 0 is nobody's, and never stops.
+func as(group int, f func()) {
+	was := simGet()
+	simJoin(group)
+	f()
+	simSet(was)
+}

@@ -1,0 +1,115 @@
+//go:build faketime
+
+package main
+
+import (
+	"net"
+	"slices"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+)
+
+// serverGroup is the group of Redis's goroutines, for its wall clock.
+const serverGroup = 1
+
+// redisServer is the embedded Redis with what can happen to one.
+type redisServer struct {
+	*miniredis.Miniredis
+	w       *world
+	refuses refusal
+	wrote   bool // the script that runs has written something
+	skew    time.Duration
+	admin   net.Conn
+}
+
+// refusal is what Redis does not do at the moment.
+type refusal int
+
+const (
+	nothing refusal = iota
+	growth          // it is full
+	writes          // it is a replica now
+)
+
+func newServer(w *world) *redisServer {
+	s := &redisServer{Miniredis: miniredis.NewMiniRedis(), w: w}
+	s.ClockTTL(true)
+	s.Seed(int(w.config.Seed)) //nolint:gosec // any number will do
+	as(serverGroup, func() {
+		var err error
+		if s.admin, err = s.Dial(); err != nil {
+			panic(err)
+		}
+	})
+	s.Server().SetPreHook(s.before)
+	return s
+}
+
+// serve serves a connection.
+func (s *redisServer) serve(c net.Conn) { as(serverGroup, func() { s.Server().ServeConn(c) }) }
+
+// Redis asks before a command whether it may use more memory. Once a script has written, it is not stopped any more.
+var (
+	growing = []string{"SET", "SETEX", "PSETEX", "HSET", "HSETNX", "HMSET", "HINCRBY", "ZADD", "ZINCRBY", "SADD", "RPUSH", "LPUSH", "INCR", "INCRBY", "APPEND", "XADD"}
+	writing = append([]string{"DEL", "UNLINK", "HDEL", "PEXPIRE", "PEXPIREAT", "EXPIRE", "PERSIST", "ZREM", "ZPOPMIN", "ZREMRANGEBYSCORE", "SREM", "LPOP", "RPOP", "RENAME", "LTRIM"}, growing...)
+)
+
+func (s *redisServer) before(c *server.Peer, command string, _ ...string) bool {
+	switch {
+	case command == "EVAL" || command == "EVALSHA":
+		s.wrote = false
+	case s.refuses == growth && !s.wrote && slices.Contains(growing, command):
+		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
+		return true
+	case s.refuses == writes && slices.Contains(writing, command):
+		c.WriteError("READONLY You can't write against a read only replica.")
+		return true
+	case slices.Contains(writing, command):
+		s.wrote = true
+	}
+	return false
+}
+
+// forget makes it forget its scripts.
+func (s *redisServer) forget() {
+	if _, err := s.admin.Write([]byte("*2\r\n$6\r\nSCRIPT\r\n$5\r\nFLUSH\r\n")); err != nil {
+		panic(err)
+	}
+	if _, err := s.admin.Read(make([]byte, 100)); err != nil {
+		panic(err)
+	}
+}
+
+// set sets its clock, as NTP or a person does. Redis keeps a key until a time of that clock.
+func (s *redisServer) set(d time.Duration) {
+	s.skew += d
+	simSkew(serverGroup, int64(s.skew))
+	if d > 0 {
+		s.FastForward(d)
+		return
+	}
+	for _, key := range s.Keys() {
+		if ttl := s.TTL(key); ttl > 0 {
+			s.SetTTL(key, ttl-d)
+		}
+	}
+}
+
+// micros is its time.
+func (s *redisServer) micros() int64 { return time.Now().Add(s.skew).UnixMicro() }
+
+// restart ends all connections, and takes none for a while.
+func (s *redisServer) restart(d time.Duration, keepsData bool) {
+	s.w.network.down = true
+	for _, e := range s.w.network.open() {
+		e.cut()
+	}
+	if !keepsData {
+		s.FlushAll()
+	}
+	s.forget()
+	time.Sleep(d)
+	s.w.network.down = false
+}

@@ -1,0 +1,197 @@
+//go:build faketime
+
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"hash"
+	"slices"
+	"time"
+)
+
+// world is what a seed decides.
+type world struct {
+	config    config
+	r         chance
+	began     time.Time
+	network   *network
+	server    *redisServer
+	processes []*process
+	groups    int
+	calm      bool     // there are no faults any more
+	faults    []string // the kinds that happen in this world
+	lost      int64    // what Redis granted before this may be lost, by its clock: see auditor
+
+	digest, order hash.Hash
+	events        []string
+	report        report
+}
+
+// config is what the world is asked for. What is zero is decided by the seed.
+type config struct {
+	Seed      uint64
+	World     string
+	Processes int
+	Seconds   int
+	Without   []string
+}
+
+// report is what came of it.
+type report struct {
+	Seed       uint64
+	World      string
+	Processes  int
+	Calls      map[string]int
+	Faults     map[string]int
+	Virtual    time.Duration
+	Digest     string // of everything that happened, and when
+	Order      string // of what happened, in its order
+	Violations []string
+	Events     []string // the latest
+}
+
+// kinds are the kinds of faults. Each world has about half of them: T. Groce and others, Swarm Testing, 2012.
+var kinds = []string{
+	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "restart", "slow", "full", "read-only", "forget",
+	"clock-back", "clock-forward", "wipe",
+}
+
+func newWorld(c config) *world {
+	w := &world{config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
+	w.report = report{Seed: c.Seed, World: c.World, Calls: map[string]int{}, Faults: map[string]int{}}
+	for _, kind := range kinds {
+		rare := slices.Contains(kinds[len(kinds)-3:], kind)
+		if on := w.r.one(2) && (!rare || w.r.one(4)); on && !slices.Contains(c.Without, kind) {
+			w.faults = append(w.faults, kind)
+		}
+	}
+	w.server = newServer(w)
+	w.network = &network{w: w, r: newChance(c.Seed, 2), serve: w.server.serve}
+	return w
+}
+
+// on reports whether a kind of faults happens in this world.
+func (w *world) on(kind string) bool { return slices.Contains(w.faults, kind) }
+
+func (w *world) faulty() bool { return !w.calm }
+
+// kept is how many events are kept.
+const kept = 600
+
+// emit records what somebody does.
+func (w *world) emit(who, what, key string, detail ...any) {
+	text := fmt.Sprintf("%10.4f %-8s %-10s %s %s", time.Since(w.began).Seconds(), who, what, key, fmt.Sprint(detail...))
+	fmt.Fprintln(w.digest, text)
+	fmt.Fprintln(w.order, who, what, key)
+	if len(w.events) >= 2*kept {
+		w.events = slices.Clone(w.events[kept:])
+	}
+	w.events = append(w.events, text)
+}
+
+// happens records a fault.
+func (w *world) happens(kind, detail string) {
+	w.report.Faults[kind]++
+	w.emit("-", kind, "", detail)
+}
+
+// violation records a broken promise.
+func (w *world) violation(who, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	w.emit(who, "VIOLATION", "", text)
+	if len(w.report.Violations) == 0 {
+		w.report.Events = slices.Clone(w.events[max(0, len(w.events)-kept):])
+	}
+	w.report.Violations = append(w.report.Violations, fmt.Sprintf("%.4f %s: %s", time.Since(w.began).Seconds(), who, text))
+}
+
+// trouble has faults happen until the world is calm.
+func (w *world) trouble() {
+	r := newChance(w.config.Seed, 3)
+	for {
+		time.Sleep(r.between(300*time.Millisecond, 5*time.Second))
+		if w.calm {
+			return
+		}
+		var whole []string
+		for _, kind := range w.faults {
+			if !slices.Contains([]string{"lost", "late", "deaf"}, kind) {
+				whole = append(whole, kind)
+			}
+		}
+		if len(whole) > 0 {
+			w.strike(r, pick(r, whole...))
+		}
+	}
+}
+
+func (w *world) strike(r chance, kind string) {
+	switch alive := w.alive(); kind {
+	case "stop":
+		if p := pick(r, alive...); !p.stopped {
+			go p.pause(r.between(200*time.Millisecond, 6*time.Second))
+		}
+	case "die":
+		if len(alive) > 2 {
+			pick(r, alive...).die(r.one(2))
+		}
+	case "cut", "half-open":
+		open := w.network.open()
+		if len(open) == 0 {
+			return
+		}
+		e := pick(r, open...)
+		w.happens(kind, e.process.name)
+		if kind == "cut" {
+			e.cut()
+		} else {
+			e.part()
+		}
+	case "restart":
+		w.happens(kind, "")
+		w.server.restart(r.between(0, 3*time.Second), true)
+	case "wipe":
+		w.happens(kind, "")
+		w.lost = w.server.micros()
+		w.server.restart(r.between(0, time.Second), false)
+	case "slow":
+		w.happens(kind, "")
+		w.network.slow = r.between(50*time.Millisecond, 1200*time.Millisecond)
+		time.Sleep(r.between(time.Second, 4*time.Second))
+		w.network.slow = 0
+	case "full", "read-only":
+		w.happens(kind, "")
+		w.server.refuses = map[string]refusal{"full": growth, "read-only": writes}[kind]
+		time.Sleep(r.between(100*time.Millisecond, 4*time.Second))
+		w.server.refuses = nothing
+	case "forget":
+		w.happens(kind, "")
+		w.server.forget()
+	case "clock-back":
+		d := r.between(time.Millisecond, 3*time.Second)
+		w.happens(kind, d.String())
+		w.server.set(-d)
+	case "clock-forward":
+		d := r.between(time.Millisecond, 3*time.Second)
+		w.happens(kind, d.String())
+		w.lost = w.server.micros()
+		w.server.set(d)
+	}
+}
+
+// end ends the faults.
+func (w *world) end() {
+	w.calm = true
+	w.emit("-", "calm", "")
+	time.Sleep(6 * time.Second) // what has begun ends
+	w.network.slow, w.server.refuses = 0, nothing
+}
+
+func (w *world) finish() report {
+	w.report.Processes = len(w.processes)
+	w.report.Virtual = time.Since(w.began)
+	w.report.Digest = fmt.Sprintf("%x", w.digest.Sum(nil)[:8])
+	w.report.Order = fmt.Sprintf("%x", w.order.Sum(nil)[:8])
+	return w.report
+}
