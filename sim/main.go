@@ -37,6 +37,10 @@ type config struct {
 	Processes int
 	Seconds   int
 	Without   []string
+	With      []string
+	Trace     bool
+
+	stacks bool
 }
 
 // report is world's.
@@ -51,6 +55,7 @@ type report struct {
 	Order      string
 	Violations []string
 	Events     []string
+	Stacks     string
 
 	cpu time.Duration
 }
@@ -62,8 +67,14 @@ func run() error {
 	flag.StringVar(&c.World, "world", "locks", "locks or queue")
 	flag.IntVar(&c.Processes, "processes", 0, "how many processes; 0: the seed decides")
 	flag.IntVar(&c.Seconds, "seconds", 60, "for how many virtual seconds there are faults")
+	flag.BoolVar(&c.Trace, "trace", false, "list every command that Redis runs among the events")
+	flag.BoolVar(&c.stacks, "stacks", false, "with one seed: print the stacks of all goroutines at the first broken promise")
 	without := flag.String("without", "", "kinds of faults that do not happen, as in: stop,die")
+	with := flag.String("with", "", "kinds of faults that happen in each world")
 	flag.Parse()
+	if *with != "" {
+		c.With = strings.Split(*with, ",")
+	}
 	if *without != "" {
 		c.Without = strings.Split(*without, ",")
 	}
@@ -149,7 +160,7 @@ func play(binary string, c config, seeds uint64) error {
 		close(next)
 	}()
 	var mu sync.Mutex
-	var all total
+	all := total{stacks: c.stacks}
 	var players sync.WaitGroup
 	for range runtime.NumCPU() {
 		players.Go(func() {
@@ -183,6 +194,7 @@ type total struct {
 	virtual, cpu          time.Duration
 	orders                map[string]bool
 	faults                map[string]int
+	stacks                bool
 }
 
 func (t *total) add(c config, r report, err error, alone bool) {
@@ -210,6 +222,9 @@ func (t *total) add(c config, r report, err error, alone bool) {
 	if alone {
 		for _, e := range r.Events {
 			fmt.Println(e)
+		}
+		if t.stacks {
+			fmt.Println(r.Stacks)
 		}
 		for _, v := range r.Violations {
 			fmt.Println("VIOLATION", v)

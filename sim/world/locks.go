@@ -190,11 +190,12 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 		if s.mode != core.ModeExclusive || !s.alive() {
 			continue
 		}
+		before := s.forced
 		l.auditor.force(key, s)
 		done, err := p.locker.ForceRelease(ctx, key, s.fence)
 		l.w.emit(who, "forced", key, done, err)
 		if err == nil && !done {
-			s.forced = s.left // it still has it
+			s.forced = before // it still has it
 		}
 		l.expect(who, "force", err)
 		return
@@ -248,7 +249,7 @@ func (l *locksWorkload) settle() {
 		})
 	}
 	time.Sleep(30 * time.Second)
-	for _, name := range l.w.server.Keys() {
+	for _, name := range l.w.server.keys() {
 		for _, key := range lockKeys {
 			if strings.HasSuffix(name, key) {
 				l.w.violation("redis", "%q is left, for %s", name, l.w.server.TTL(name))

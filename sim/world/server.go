@@ -3,8 +3,10 @@
 package main
 
 import (
+	"maps"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -56,7 +58,10 @@ var (
 	writing = append([]string{"DEL", "UNLINK", "HDEL", "PEXPIRE", "PEXPIREAT", "EXPIRE", "PERSIST", "ZREM", "ZPOPMIN", "ZREMRANGEBYSCORE", "SREM", "LPOP", "RPOP", "RENAME", "LTRIM"}, growing...)
 )
 
-func (s *redisServer) before(c *server.Peer, command string, _ ...string) bool {
+func (s *redisServer) before(c *server.Peer, command string, args ...string) bool {
+	if s.w.config.Trace {
+		s.w.trace("redis", strings.Map(printable, command+" "+strings.Join(args, " ")))
+	}
 	switch {
 	case command == "EVAL" || command == "EVALSHA":
 		s.wrote = false
@@ -72,6 +77,13 @@ func (s *redisServer) before(c *server.Peer, command string, _ ...string) bool {
 	return false
 }
 
+func printable(r rune) rune {
+	if r < ' ' {
+		return '.'
+	}
+	return r
+}
+
 // forget makes it forget its scripts.
 func (s *redisServer) forget() {
 	if _, err := s.admin.Write([]byte("*2\r\n$6\r\nSCRIPT\r\n$5\r\nFLUSH\r\n")); err != nil {
@@ -84,17 +96,29 @@ func (s *redisServer) forget() {
 
 // set sets its clock, as NTP or a person does. Redis keeps a key until a time of that clock.
 func (s *redisServer) set(d time.Duration) {
+	left := map[string]time.Duration{}
+	for _, key := range s.keys() {
+		as(serverGroup, func() { left[key] = s.TTL(key) })
+	}
 	s.skew += d
 	simSkew(serverGroup, int64(s.skew))
-	if d > 0 {
-		s.FastForward(d)
-		return
-	}
-	for _, key := range s.Keys() {
-		if ttl := s.TTL(key); ttl > 0 {
-			s.SetTTL(key, ttl-d)
+	as(serverGroup, func() {
+		for _, key := range slices.Sorted(maps.Keys(left)) {
+			switch ttl := left[key]; {
+			case ttl <= 0: // it stays
+			case ttl > d:
+				s.SetTTL(key, ttl-d)
+			default:
+				s.Del(key)
+			}
 		}
-	}
+	})
+}
+
+// keys are all that there are, as its own clock says.
+func (s *redisServer) keys() (all []string) {
+	as(serverGroup, func() { all = s.Keys() })
+	return all
 }
 
 // micros is its time.
@@ -107,7 +131,7 @@ func (s *redisServer) restart(d time.Duration, keepsData bool) {
 		e.cut()
 	}
 	if !keepsData {
-		s.FlushAll()
+		as(serverGroup, s.FlushAll)
 	}
 	s.forget()
 	time.Sleep(d)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"hash"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -35,6 +36,8 @@ type config struct {
 	Processes int
 	Seconds   int
 	Without   []string
+	With      []string
+	Trace     bool // every command is among the events
 }
 
 // report is what came of it.
@@ -49,6 +52,7 @@ type report struct {
 	Order      string // of what happened, in its order
 	Violations []string
 	Events     []string // the latest
+	Stacks     string   // of all goroutines at the first violation
 }
 
 // kinds are the kinds of faults. Each world has about half of them: T. Groce and others, Swarm Testing, 2012.
@@ -62,7 +66,7 @@ func newWorld(c config) *world {
 	w.report = report{Seed: c.Seed, World: c.World, Calls: map[string]int{}, Faults: map[string]int{}}
 	for _, kind := range kinds {
 		rare := slices.Contains(kinds[len(kinds)-3:], kind)
-		if on := w.r.one(2) && (!rare || w.r.one(4)); on && !slices.Contains(c.Without, kind) {
+		if on := w.r.one(2) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
 			w.faults = append(w.faults, kind)
 		}
 	}
@@ -77,7 +81,7 @@ func (w *world) on(kind string) bool { return slices.Contains(w.faults, kind) }
 func (w *world) faulty() bool { return !w.calm }
 
 // kept is how many events are kept.
-const kept = 600
+const kept = 100_000
 
 // emit records what somebody does.
 func (w *world) emit(who, what, key string, detail ...any) {
@@ -88,6 +92,11 @@ func (w *world) emit(who, what, key string, detail ...any) {
 		w.events = slices.Clone(w.events[kept:])
 	}
 	w.events = append(w.events, text)
+}
+
+// trace adds to the events what is not part of the digest.
+func (w *world) trace(who, text string) {
+	w.events = append(w.events, fmt.Sprintf("%10.4f %-8s %s", time.Since(w.began).Seconds(), who, text[:min(len(text), 400)]))
 }
 
 // happens records a fault.
@@ -101,6 +110,8 @@ func (w *world) violation(who, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.emit(who, "VIOLATION", "", text)
 	if len(w.report.Violations) == 0 {
+		stacks := make([]byte, 1<<22)
+		w.report.Stacks = string(stacks[:runtime.Stack(stacks, true)])
 		w.report.Events = slices.Clone(w.events[max(0, len(w.events)-kept):])
 	}
 	w.report.Violations = append(w.report.Violations, fmt.Sprintf("%.4f %s: %s", time.Since(w.began).Seconds(), who, text))
@@ -175,8 +186,8 @@ func (w *world) strike(r chance, kind string) {
 	case "clock-forward":
 		d := r.between(time.Millisecond, 3*time.Second)
 		w.happens(kind, d.String())
-		w.lost = w.server.micros()
 		w.server.set(d)
+		w.lost = w.server.micros() + (10 * time.Second).Microseconds() // a process may not have heard of it yet
 	}
 }
 
