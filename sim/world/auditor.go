@@ -19,6 +19,7 @@ type stay struct {
 	mode   core.Mode
 	limit  int // of a counted one
 	fence  int64
+	began  time.Time
 	left   bool
 	forced bool // its lease was taken away: it is told soon
 }
@@ -43,6 +44,7 @@ func (a *auditor) enter(key string, s *stay) {
 	if !s.alive() {
 		return
 	}
+	s.began = time.Now()
 	a.w.emit(s.who, "enters", key, string(s.mode), " fence ", s.fence)
 	now := slices.DeleteFunc(a.inside[key], func(o *stay) bool { return !o.alive() })
 	before := 1
@@ -76,7 +78,9 @@ func (a *auditor) leave(key string, s *stay) {
 }
 
 // excused reports whether a lease may have been given to another: it was taken away, or Redis lost it, or its clock was set forward.
-func (a *auditor) excused(s *stay) bool { return s.forced || s.fence < a.w.lost }
+func (a *auditor) excused(s *stay) bool {
+	return s.forced || s.fence < a.w.lost || s.began.Before(a.w.lostAt) && !s.began.IsZero()
+}
 
 // force records that a lease was taken away. Its holder is told at its next renewal, or learns it from its own clock.
 func (a *auditor) force(key string, s *stay) {

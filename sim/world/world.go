@@ -20,7 +20,8 @@ type world struct {
 	server    *redisServer
 	processes []*process
 	groups    int
-	calm      bool     // there are no faults any more
+	calm      bool // there are no faults any more
+	lostAt    time.Time
 	faults    []string // the kinds that happen in this world
 	lost      int64    // what Redis granted before this may be lost, by its clock: see auditor
 
@@ -164,7 +165,7 @@ func (w *world) strike(r chance, kind string) {
 		w.server.restart(r.between(0, 3*time.Second), true)
 	case "wipe":
 		w.happens(kind, "")
-		w.lost = w.server.micros()
+		w.lost, w.lostAt = w.server.micros(), time.Now()
 		w.server.restart(r.between(0, time.Second), false)
 	case "slow":
 		w.happens(kind, "")
