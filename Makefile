@@ -4,10 +4,10 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 # Those beside the one here.
-MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openapitest lockotel lockprom ops/console/browsertest sqlfence/sqltest
+MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openapitest lockotel lockprom ops/console/browsertest sim sqlfence/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-embedded conformance lint fmt docs api demo bench soak soak-locks soak-queue soak-bodies soak-fleet
+.PHONY: help test test-embedded conformance lint fmt docs api demo bench simulate soak soak-locks soak-queue soak-bodies soak-fleet
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
+
+simulate: ## play SEEDS worlds (200) of locks with faults, in virtual time, from SEED (1) on
+	cd sim && go run . -seed $(or $(SEED),1) -seeds $(or $(SEEDS),200)
 
 soak: soak-locks soak-queue soak-bodies soak-fleet ## all of the next
 

@@ -36,7 +36,7 @@ while read -r module; do
 		echo "$found"
 		incompatible+=$found$'\n'
 	fi
-done < <(git ls-files '*go.mod' | xargs -n1 dirname | grep -vE '^bench$|^cmd/|^examples/|test$')
+done < <(git ls-files '*go.mod' | xargs -n1 dirname | grep -vE '^bench$|^sim$|^cmd/|^examples/|test$')
 
 if [ -z "$incompatible" ]; then
 	echo "api: compatible with $tag"

@@ -10,4 +10,4 @@ mapfile -t packages < <(go list ./... | grep -vE '/(bench|examples|scripts|inter
 go build "${packages[@]}"
 while read -r module; do
 	(cd "$module" && go build -o /dev/null ./...)
-done < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|^examples/|test$')
+done < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|^sim$|^examples/|test$')

@@ -27,7 +27,7 @@ fi
 scripts/api.sh
 
 # Modules that are for tests, benchmarks and examples of this repository are not released.
-mapfile -t nested < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|^examples/|test$')
+mapfile -t nested < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|^sim$|^examples/|test$')
 
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT

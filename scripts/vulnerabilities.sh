@@ -11,5 +11,5 @@ status=0
 while read -r module; do
 	echo "# $module"
 	(cd "$module" && "$folder/govulncheck" "$@" ./...) || status=1
-done < <(git ls-files '*go.mod' | xargs -n1 dirname | grep -vE '^bench$|^examples/|test$')
+done < <(git ls-files '*go.mod' | xargs -n1 dirname | grep -vE '^bench$|^sim$|^examples/|test$')
 exit $status

@@ -1,14 +1,15 @@
 // Command sim plays worlds of perkey's own, unmodified code: some processes, an embedded Redis and a network between them, in virtual
 // time, with faults. All that happens follows from a seed, so that what was found once is found again.
 //
-//	go run ./sim -seed 7          # one world, and what broke in it
-//	go run ./sim -seeds 1000      # many, on all cores
+//	go run -C sim . -seed 7       # one world, and what broke in it
+//	go run -C sim . -seeds 1000   # many, on all cores
+//
+// A seed belongs to one state of the sources and one version of Go.
 package main
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/sim/overlay"
+	"github.com/perkey-go/perkey/sim/plan"
 )
 
 func main() {
@@ -30,112 +32,94 @@ func main() {
 	}
 }
 
-// config is world's.
-type config struct {
-	Seed      uint64
-	World     string
-	Processes int
-	Seconds   int
-	Without   []string
-	With      []string
-	Trace     bool
-
-	stacks bool
-}
-
-// report is world's.
-type report struct {
-	Seed       uint64
-	World      string
-	Processes  int
-	Calls      map[string]int
-	Faults     map[string]int
-	Virtual    time.Duration
-	Digest     string
-	Order      string
-	Violations []string
-	Events     []string
-	Stacks     string
-
-	cpu time.Duration
-}
-
 func run() error {
-	var c config
+	var c plan.Config
 	flag.Uint64Var(&c.Seed, "seed", 1, "the first seed")
 	seeds := flag.Uint64("seeds", 1, "how many")
-	flag.StringVar(&c.World, "world", "locks", "locks or queue")
-	flag.IntVar(&c.Processes, "processes", 0, "how many processes; 0: the seed decides")
+	flag.StringVar(&c.World, "world", "locks", "the kind of world")
+	flag.IntVar(&c.Processes, "processes", 0, "how many processes there are; 0: the seed decides")
 	flag.IntVar(&c.Seconds, "seconds", 60, "for how many virtual seconds there are faults")
 	flag.BoolVar(&c.Trace, "trace", false, "list every command that Redis runs among the events")
-	flag.BoolVar(&c.stacks, "stacks", false, "with one seed: print the stacks of all goroutines at the first broken promise")
-	without := flag.String("without", "", "kinds of faults that do not happen, as in: stop,die")
-	with := flag.String("with", "", "kinds of faults that happen in each world")
+	stacks := flag.Bool("stacks", false, "print the stacks of all goroutines at the first broken promise")
+	list := func(of *[]string) func(string) error {
+		return func(text string) error {
+			*of = strings.Split(text, ",")
+			return nil
+		}
+	}
+	flag.Func("with", "kinds of faults that happen in any case, as in: stop,die", list(&c.With))
+	flag.Func("without", "kinds of faults that do not happen", list(&c.Without))
 	flag.Parse()
-	if *with != "" {
-		c.With = strings.Split(*with, ",")
-	}
-	if *without != "" {
-		c.Without = strings.Split(*without, ",")
-	}
 	dir, err := os.MkdirTemp("", "sim")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	binary, err := build(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
+	w, err := build(dir, nil)
 	if err != nil {
 		return err
 	}
-	return play(binary, c, *seeds)
+	if *seeds == 1 {
+		return w.tell(c, *stacks)
+	}
+	all := w.playAll(c, *seeds)
+	fmt.Print(all)
+	if all.failed > 0 {
+		return fmt.Errorf("%d of %d seeds failed", all.failed, *seeds)
+	}
+	return nil
 }
 
-// build builds the world.
-func build(dir string) (string, error) {
-	replaced, err := overlay.Write(dir)
+// binary is the path of a built world.
+type binary string
+
+// build builds the world, with further files in place of others.
+func build(dir string, replaced map[string]string) (binary, error) {
+	path, err := overlay.Write(dir, replaced)
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(dir, "world")
-	cmd := exec.Command("go", "build", "-tags=faketime", "-overlay="+replaced, "-o", binary, "github.com/perkey-go/perkey/sim/world")
+	built := filepath.Join(dir, "world")
+	cmd := exec.Command("go", "build", "-tags=faketime", "-overlay="+path, "-o", built, "github.com/perkey-go/perkey/sim/world")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
-	return binary, cmd.Run()
+	return binary(built), cmd.Run()
 }
 
 // tooLong is how long a world may take.
 const tooLong = 2 * time.Minute
 
-// one plays one world.
-func one(binary string, c config) (r report, err error) {
+// play plays a world, and returns what processor time it took.
+func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), tooLong)
 	defer cancel()
 	argument, err := json.Marshal(c)
 	if err != nil {
-		return r, err
+		return r, 0, err
 	}
-	cmd := exec.CommandContext(ctx, binary, string(argument))
-	// Another variable would be another world.
+	// An argument of another length, or another variable, would be another world.
+	cmd := exec.CommandContext(ctx, string(b), fmt.Sprintf("%-1000s", argument)) //nolint:gosec // it was built just now
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off"}
 	in, out, err := os.Pipe()
 	if err != nil {
-		return r, err
+		return r, 0, err
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }()
 	cmd.ExtraFiles = []*os.File{out}
 	var said strings.Builder
 	cmd.Stderr = &said
-	if err := cmd.Start(); err != nil {
-		return r, errors.Join(err, out.Close())
+	err = cmd.Start()
+	_ = out.Close()
+	if err != nil {
+		return r, 0, err
 	}
-	out.Close()
 	text, _ := io.ReadAll(in)
 	err = cmd.Wait()
-	r.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if err != nil {
-		return r, fmt.Errorf("seed %d: %w\n%s", c.Seed, err, withoutHeaders(said.String()))
+		return r, cpu, fmt.Errorf("seed %d: %w\n%s", c.Seed, err, withoutHeaders(said.String()))
 	}
-	return r, json.Unmarshal(text, &r)
+	return r, cpu, json.Unmarshal(text, &r)
 }
 
 // withoutHeaders takes the headers out of what a program with virtual time wrote.
@@ -151,7 +135,31 @@ func withoutHeaders(text string) string {
 	}
 }
 
-func play(binary string, c config, seeds uint64) error {
+// tell plays one world, and tells all of it.
+func (b binary) tell(c plan.Config, stacks bool) error {
+	r, cpu, err := b.play(c)
+	if err != nil {
+		return err
+	}
+	for _, e := range r.Events {
+		fmt.Println(e)
+	}
+	if stacks {
+		fmt.Println(r.Stacks)
+	}
+	for _, v := range r.Violations {
+		fmt.Println("BROKEN", v)
+	}
+	fmt.Printf("%d processes, %s of virtual time in %.1f s of processor time, digest %s\ncalls: %v\nfaults: %v\n",
+		r.Processes, r.Virtual.Round(time.Second), cpu.Seconds(), r.Digest, r.Calls, r.Faults)
+	if n := len(r.Violations); n > 0 {
+		return fmt.Errorf("%d broken promises", n)
+	}
+	return nil
+}
+
+// playAll plays many worlds on all cores. Each hundredth is played twice.
+func (b binary) playAll(c plan.Config, seeds uint64) *total {
 	next := make(chan uint64)
 	go func() {
 		for i := range seeds {
@@ -159,52 +167,44 @@ func play(binary string, c config, seeds uint64) error {
 		}
 		close(next)
 	}()
-	var mu sync.Mutex
-	all := total{stacks: c.stacks}
+	all := &total{orders: map[string]bool{}, faults: map[string]int{}}
 	var players sync.WaitGroup
 	for range runtime.NumCPU() {
 		players.Go(func() {
 			for seed := range next {
 				this := c
 				this.Seed = seed
-				r, err := one(binary, this)
+				r, cpu, err := b.play(this)
 				if err == nil && seed%100 == 0 {
-					var again report
-					if again, err = one(binary, this); err == nil && again.Digest != r.Digest {
-						err = fmt.Errorf("seed %d: another digest the second time: %s, %s", seed, r.Digest, again.Digest)
+					var again plan.Report
+					if again, _, err = b.play(this); err == nil && again.Digest != r.Digest {
+						err = fmt.Errorf("seed %d: digest %s, and the second time %s: something in it does not follow from the seed", seed, r.Digest, again.Digest)
 					}
 				}
-				mu.Lock()
-				all.add(this, r, err, seeds == 1)
-				mu.Unlock()
+				all.add(this, r, cpu, err)
 			}
 		})
 	}
 	players.Wait()
-	fmt.Print(all.String())
-	if all.failed > 0 {
-		return fmt.Errorf("%d of %d seeds failed", all.failed, seeds)
-	}
-	return nil
+	return all
 }
 
 // total is what came of all worlds.
 type total struct {
+	mu                    sync.Mutex
 	worlds, failed, calls int
 	virtual, cpu          time.Duration
 	orders                map[string]bool
 	faults                map[string]int
-	stacks                bool
 }
 
-func (t *total) add(c config, r report, err error, alone bool) {
+func (t *total) add(c plan.Config, r plan.Report, cpu time.Duration, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.worlds++
-	if t.orders == nil {
-		t.orders, t.faults = map[string]bool{}, map[string]int{}
-	}
 	t.orders[r.Order] = true
 	t.virtual += r.Virtual
-	t.cpu += r.cpu
+	t.cpu += cpu
 	for _, n := range r.Calls {
 		t.calls += n
 	}
@@ -217,19 +217,7 @@ func (t *total) add(c config, r report, err error, alone bool) {
 		fmt.Println("FAIL", err)
 	case len(r.Violations) > 0:
 		t.failed++
-		fmt.Printf("FAIL go run . -world %s -seed %d: %d broken promises, the first at %s\n", c.World, c.Seed, len(r.Violations), r.Violations[0])
-	}
-	if alone {
-		for _, e := range r.Events {
-			fmt.Println(e)
-		}
-		if t.stacks {
-			fmt.Println(r.Stacks)
-		}
-		for _, v := range r.Violations {
-			fmt.Println("VIOLATION", v)
-		}
-		fmt.Printf("digest %s, calls %v\n", r.Digest, r.Calls)
+		fmt.Printf("FAIL go run -C sim . -world %s -seed %d: %d broken promises, the first: %s\n", c.World, c.Seed, len(r.Violations), r.Violations[0])
 	}
 }
 

@@ -57,7 +57,7 @@ const (
 	prose
 )
 
-// kindOf says as what a file counts. Go of internal/test is for tests; that of bench, examples and scripts counts as neither.
+// kindOf says as what a file counts. Go of internal/test is for tests; that of bench, examples, scripts and sim counts as neither.
 func kindOf(name string) kind {
 	switch base := path.Base(name); {
 	case strings.HasSuffix(base, ".md"):
@@ -72,7 +72,7 @@ func kindOf(name string) kind {
 		return testGo
 	}
 	switch top, _, _ := strings.Cut(name, "/"); top {
-	case "bench", "examples", "scripts":
+	case "bench", "examples", "scripts", "sim":
 		return other
 	}
 	return productGo

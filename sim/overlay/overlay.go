@@ -15,21 +15,25 @@ package overlay
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 )
 
-// Write writes the overlay to a folder, and returns the path for -overlay. It fails where the toolchain's runtime does not look as
-// expected.
-func Write(dir string) (string, error) {
+// Write writes the overlay to a folder, and returns the path for -overlay. more are further files that stand in place of others. It
+// fails where the toolchain's runtime does not look as expected.
+func Write(dir string, more map[string]string) (string, error) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return "", fmt.Errorf("go env GOROOT: %w", err)
 	}
 	source := filepath.Join(strings.TrimSpace(string(out)), "src")
-	replaced := map[string]string{}
+	replaced := maps.Clone(more)
+	if replaced == nil {
+		replaced = map[string]string{}
+	}
 	for _, f := range files {
 		path := filepath.Join(source, f.path)
 		text, err := os.ReadFile(path)

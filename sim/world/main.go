@@ -12,6 +12,8 @@ import (
 	"os"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/sim/plan"
 )
 
 type quiet struct{}
@@ -20,7 +22,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 // The argument is a config in JSON. The report goes to descriptor 3: what a program with virtual time writes to 1 and 2 has headers.
 func main() {
-	var c config
+	var c plan.Config
 	if err := json.Unmarshal([]byte(os.Args[1]), &c); err != nil {
 		panic(err)
 	}

@@ -9,11 +9,13 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/perkey-go/perkey/sim/plan"
 )
 
 // world is what a seed decides.
 type world struct {
-	config    config
+	config    plan.Config
 	r         chance
 	began     time.Time
 	network   *network
@@ -27,44 +29,18 @@ type world struct {
 
 	digest, order hash.Hash
 	events        []string
-	report        report
+	report        plan.Report
 }
 
-// config is what the world is asked for. What is zero is decided by the seed.
-type config struct {
-	Seed      uint64
-	World     string
-	Processes int
-	Seconds   int
-	Without   []string
-	With      []string
-	Trace     bool // every command is among the events
-}
-
-// report is what came of it.
-type report struct {
-	Seed       uint64
-	World      string
-	Processes  int
-	Calls      map[string]int
-	Faults     map[string]int
-	Virtual    time.Duration
-	Digest     string // of everything that happened, and when
-	Order      string // of what happened, in its order
-	Violations []string
-	Events     []string // the latest
-	Stacks     string   // of all goroutines at the first violation
-}
-
-// kinds are the kinds of faults. Each world has about half of them: T. Groce and others, Swarm Testing, 2012.
+// kinds are the kinds of faults. Each world has about half of them: A. Groce and others, Swarm Testing, 2012.
 var kinds = []string{
 	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "restart", "slow", "full", "read-only", "forget",
 	"clock-back", "clock-forward", "wipe",
 }
 
-func newWorld(c config) *world {
+func newWorld(c plan.Config) *world {
 	w := &world{config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
-	w.report = report{Seed: c.Seed, World: c.World, Calls: map[string]int{}, Faults: map[string]int{}}
+	w.report = plan.Report{Calls: map[string]int{}, Faults: map[string]int{}}
 	for _, kind := range kinds {
 		rare := slices.Contains(kinds[len(kinds)-3:], kind)
 		if on := w.r.one(2) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
@@ -200,7 +176,7 @@ func (w *world) end() {
 	w.network.slow, w.server.refuses = 0, nothing
 }
 
-func (w *world) finish() report {
+func (w *world) finish() plan.Report {
 	w.report.Processes = len(w.processes)
 	w.report.Virtual = time.Since(w.began)
 	w.report.Digest = fmt.Sprintf("%x", w.digest.Sum(nil)[:8])

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/sim/plan"
+)
+
+func TestWorlds_FollowFromTheirSeed(t *testing.T) {
+	t.Parallel()
+	b, err := build(t.TempDir(), nil)
+	require.NoError(t, err)
+	orders := map[string]bool{}
+	for seed := range uint64(8) {
+		c := plan.Config{Seed: seed, World: "locks", Seconds: 60}
+		once, _, err := b.play(c)
+		require.NoError(t, err)
+		require.Empty(t, once.Violations)
+		c.Trace = true
+		again, _, err := b.play(c)
+		require.NoError(t, err)
+		require.Equal(t, once.Digest, again.Digest, seed)
+		orders[once.Order] = true
+	}
+	require.Len(t, orders, 8)
+}
+
+// What is planted in the sources is found.
+func TestWorlds_FindWhatIsPlanted(t *testing.T) {
+	t.Parallel()
+	const core = "../core/"
+	for name, m := range map[string]struct{ file, old, is string }{
+		"a second holder now and then": {core + "internal/store/lua/queue.lua", "local function fits(n)\n", "local function fits(n)\n  if now % 7 == 0 then return true end\n"},
+		"releases that free nothing":   {core + "internal/store/lua/release.lua", "redis.call('DEL', key) -- there is nothing to remember\n", "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			path, err := filepath.Abs(m.file)
+			require.NoError(t, err)
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, 1, strings.Count(string(text), m.old))
+			planted := filepath.Join(dir, "planted")
+			require.NoError(t, os.WriteFile(planted, []byte(strings.Replace(string(text), m.old, m.is, 1)), 0o600))
+			b, err := build(dir, map[string]string{path: planted})
+			require.NoError(t, err)
+			for seed := range uint64(40) {
+				r, _, err := b.play(plan.Config{Seed: seed, World: "locks", Seconds: 60})
+				require.NoError(t, err)
+				if len(r.Violations) > 0 {
+					t.Log(fmt.Sprintf("seed %d: ", seed), r.Violations[0])
+					return
+				}
+			}
+			t.Fatal("40 seeds find nothing")
+		})
+	}
+}
