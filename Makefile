@@ -24,6 +24,7 @@ conformance: ## check every adapter against the same promises, on both Redises, 
 lint: $(LINT) ## run the linters, check which package links what, and how much there is of all
 	$(LINT) run ./...
 	for module in $(MODULES); do (cd $$module && $(CURDIR)/$(LINT) run ./...) || exit; done
+	cd sim && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --build-tags=faketime ./world
 	scripts/deps.sh
 	scripts/budget.sh
 	for module in . $(MODULES); do (cd $$module && go mod tidy -diff) || exit; done

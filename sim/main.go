@@ -55,7 +55,7 @@ func run() error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	w, err := build(dir, nil)
+	w, err := build(context.Background(), dir, nil)
 	if err != nil {
 		return err
 	}
@@ -74,13 +74,13 @@ func run() error {
 type binary string
 
 // build builds the world, with further files in place of others.
-func build(dir string, replaced map[string]string) (binary, error) {
-	path, err := overlay.Write(dir, replaced)
+func build(ctx context.Context, dir string, replaced map[string]string) (binary, error) {
+	path, err := overlay.Write(ctx, dir, replaced)
 	if err != nil {
 		return "", err
 	}
 	built := filepath.Join(dir, "world")
-	cmd := exec.Command("go", "build", "-tags=faketime", "-overlay="+path, "-o", built, "github.com/perkey-go/perkey/sim/world")
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags=faketime", "-overlay="+path, "-o", built, "github.com/perkey-go/perkey/sim/world")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
 	return binary(built), cmd.Run()

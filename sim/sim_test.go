@@ -14,7 +14,7 @@ import (
 
 func TestWorlds_FollowFromTheirSeed(t *testing.T) {
 	t.Parallel()
-	b, err := build(t.TempDir(), nil)
+	b, err := build(t.Context(), t.TempDir(), nil)
 	require.NoError(t, err)
 	orders := map[string]bool{}
 	for seed := range uint64(8) {
@@ -49,7 +49,7 @@ func TestWorlds_FindWhatIsPlanted(t *testing.T) {
 			require.Equal(t, 1, strings.Count(string(text), m.old))
 			planted := filepath.Join(dir, "planted")
 			require.NoError(t, os.WriteFile(planted, []byte(strings.Replace(string(text), m.old, m.is, 1)), 0o600))
-			b, err := build(dir, map[string]string{path: planted})
+			b, err := build(t.Context(), dir, map[string]string{path: planted})
 			require.NoError(t, err)
 			for seed := range uint64(40) {
 				r, _, err := b.play(plan.Config{Seed: seed, World: "locks", Seconds: 60})

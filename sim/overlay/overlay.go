@@ -13,6 +13,7 @@
 package overlay
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -24,8 +25,8 @@ import (
 
 // Write writes the overlay to a folder, and returns the path for -overlay. more are further files that stand in place of others. It
 // fails where the toolchain's runtime does not look as expected.
-func Write(dir string, more map[string]string) (string, error) {
-	out, err := exec.Command("go", "env", "GOROOT").Output()
+func Write(ctx context.Context, dir string, more map[string]string) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
 		return "", fmt.Errorf("go env GOROOT: %w", err)
 	}
@@ -199,8 +200,8 @@ func simStop(n int) { simGroups[n].stopped = true }
 func simGo(n int) {
 	simGroups[n].stopped = false
 	systemstack(func() {
-		held := simHeld
-		simHeld = gQueue{}
+		var held gQueue
+		held, simHeld = simHeld, held
 		pp := getg().m.p.ptr()
 		for !held.empty() {
 			gp := held.pop()

@@ -34,7 +34,6 @@ type locksWorkload struct {
 	auditor *auditor
 	tokens  map[string]string // of detached leases, by key
 	waiting map[string]int    // calls under way, by process
-	calls   int
 }
 
 var lockKeys = []string{"k0", "k1", "k2"}
@@ -229,6 +228,12 @@ func (l *locksWorkload) settle() {
 			for _, key := range lockKeys {
 				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 				lease, err := p.locker.Acquire(ctx, key)
+				if err == nil {
+					err = lease.Release(ctx)
+				}
+				if err == nil { // a release frees a key at once
+					lease, err = p.locker.TryAcquire(ctx, key)
+				}
 				if err == nil {
 					err = lease.Release(ctx)
 				}

@@ -95,9 +95,7 @@ func (e *end) Read(b []byte) (int, error) {
 			if left <= 0 {
 				return 0, os.ErrDeadlineExceeded
 			}
-			timer := time.NewTimer(left)
-			defer timer.Stop()
-			late = timer.C
+			late = time.After(left)
 		}
 		select {
 		case <-e.wake:
@@ -164,4 +162,5 @@ func (e *end) SetDeadline(t time.Time) error     { return e.SetReadDeadline(t) }
 func (e *end) SetReadDeadline(t time.Time) error { e.until = t; e.signal(); return nil }
 func (e *end) SetWriteDeadline(time.Time) error  { return nil }
 func (e *end) LocalAddr() net.Addr               { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 1} }
-func (e *end) RemoteAddr() net.Addr              { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 6379} }
+
+func (e *end) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 6379} }

@@ -27,7 +27,7 @@ type process struct {
 }
 
 // start starts a process, and has it do its work.
-func (w *world) start(name string, work func(p *process)) *process {
+func (w *world) start(name string, work func(p *process)) {
 	w.groups++
 	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, 3500*time.Millisecond), outcomes: map[string]int{}}
 	w.processes = append(w.processes, p)
@@ -49,7 +49,6 @@ func (w *world) start(name string, work func(p *process)) *process {
 	}()
 	<-started
 	w.emit(name, "starts", "")
-	return p
 }
 
 // pause stops a process for a while.

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -59,9 +58,7 @@ var (
 )
 
 func (s *redisServer) before(c *server.Peer, command string, args ...string) bool {
-	if s.w.config.Trace {
-		s.w.trace("redis", strings.Map(printable, command+" "+strings.Join(args, " ")))
-	}
+	s.w.events = append(s.w.events, event{time.Since(s.w.began), command, args})
 	switch {
 	case command == "EVAL" || command == "EVALSHA":
 		s.wrote = false
@@ -75,13 +72,6 @@ func (s *redisServer) before(c *server.Peer, command string, args ...string) boo
 		s.wrote = true
 	}
 	return false
-}
-
-func printable(r rune) rune {
-	if r < ' ' {
-		return '.'
-	}
-	return r
 }
 
 // forget makes it forget its scripts.

@@ -8,6 +8,7 @@ import (
 	"hash"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/sim/plan"
@@ -28,7 +29,8 @@ type world struct {
 	lost      int64    // what Redis granted before this may be lost, by its clock: see auditor
 
 	digest, order hash.Hash
-	events        []string
+	events        []event
+	first         int // how many events there were at the first violation
 	report        plan.Report
 }
 
@@ -57,23 +59,30 @@ func (w *world) on(kind string) bool { return slices.Contains(w.faults, kind) }
 
 func (w *world) faulty() bool { return !w.calm }
 
-// kept is how many events are kept.
-const kept = 100_000
+// event is something that happened, or a command that Redis ran.
+type event struct {
+	at   time.Duration
+	text string
+	args []string
+}
+
+func (e event) String() string {
+	text := strings.TrimSpace(e.text + " " + strings.Join(e.args, " "))
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' {
+			return '.'
+		}
+		return r
+	}, text)
+	return fmt.Sprintf("%10.4f %s", e.at.Seconds(), text[:min(len(text), 400)])
+}
 
 // emit records what somebody does.
 func (w *world) emit(who, what, key string, detail ...any) {
-	text := fmt.Sprintf("%10.4f %-8s %-10s %s %s", time.Since(w.began).Seconds(), who, what, key, fmt.Sprint(detail...))
-	fmt.Fprintln(w.digest, text)
+	e := event{at: time.Since(w.began), text: fmt.Sprintf("%-8s %-10s %s %s", who, what, key, fmt.Sprint(detail...))}
+	fmt.Fprintln(w.digest, e)
 	fmt.Fprintln(w.order, who, what, key)
-	if len(w.events) >= 2*kept {
-		w.events = slices.Clone(w.events[kept:])
-	}
-	w.events = append(w.events, text)
-}
-
-// trace adds to the events what is not part of the digest.
-func (w *world) trace(who, text string) {
-	w.events = append(w.events, fmt.Sprintf("%10.4f %-8s %s", time.Since(w.began).Seconds(), who, text[:min(len(text), 400)]))
+	w.events = append(w.events, e)
 }
 
 // happens records a fault.
@@ -89,7 +98,7 @@ func (w *world) violation(who, format string, args ...any) {
 	if len(w.report.Violations) == 0 {
 		stacks := make([]byte, 1<<22)
 		w.report.Stacks = string(stacks[:runtime.Stack(stacks, true)])
-		w.report.Events = slices.Clone(w.events[max(0, len(w.events)-kept):])
+		w.first = len(w.events)
 	}
 	w.report.Violations = append(w.report.Violations, fmt.Sprintf("%.4f %s: %s", time.Since(w.began).Seconds(), who, text))
 }
@@ -177,6 +186,11 @@ func (w *world) end() {
 }
 
 func (w *world) finish() plan.Report {
+	for _, e := range w.events[:w.first] {
+		if e.args == nil || w.config.Trace {
+			w.report.Events = append(w.report.Events, e.String())
+		}
+	}
 	w.report.Processes = len(w.processes)
 	w.report.Virtual = time.Since(w.began)
 	w.report.Digest = fmt.Sprintf("%x", w.digest.Sum(nil)[:8])
