@@ -314,8 +314,8 @@ func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
 		a, b := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t))), newLocker(t, env)
 		var swallowed atomic.Bool
 		over := make(chan struct{})
-		giveUp := sync.OnceFunc(func() { close(over) })
-		t.Cleanup(giveUp)
+		end := sync.OnceFunc(func() { close(over) })
+		t.Cleanup(end)
 		admissions(t, rdb, func(next func() error) error {
 			if !swallowed.CompareAndSwap(false, true) {
 				return next()
@@ -332,7 +332,7 @@ func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
 		for _, lease := range leases {
 			_ = lease.Release(t.Context()) // on a busy machine one may be over
 		}
-		giveUp()
+		end()
 		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
 	})
 }

@@ -58,14 +58,14 @@ func (l *locksWorkload) work(p *process) {
 // call makes one call, and works under what it got.
 func (l *locksWorkload) call(p *process, who string) {
 	kind, key := pick(l.r, lockCalls...), pick(l.r, lockKeys...)
-	patience := l.r.between(50*time.Millisecond, 12*time.Second)
+	timeout := l.r.between(50*time.Millisecond, 12*time.Second)
 	if l.r.one(8) {
-		patience = 5 * time.Minute // it keeps its place
+		timeout = 5 * time.Minute // it keeps its place
 	}
-	ctx, leave := context.WithTimeout(context.Background(), patience)
+	ctx, leave := context.WithTimeout(context.Background(), timeout)
 	defer leave()
 	l.w.report.Calls[kind]++
-	l.w.emit(who, kind, key, "for ", patience)
+	l.w.emit(who, kind, key, "for ", timeout)
 	var err error
 	switch kind {
 	case "all":

@@ -15,7 +15,7 @@ import (
 const (
 	// Horizon is how far ahead Next looks: items that are due within it are renewed together.
 	Horizon = 10 * time.Millisecond
-	// Tick is the longest time between two calls of Next while there are items, so that it notices a suspended machine.
+	// Tick is the longest time between two calls of Next while there are items, so that it finds a suspended machine out.
 	Tick = time.Second
 )
 

@@ -146,7 +146,7 @@ func (b *batcher) probed() {
 // probe probes the node until it replies. While it is silent for too long it is down.
 func (b *batcher) probe() {
 	b.sends()
-	began, gaveUp, wasDown := time.Since(b.born), false, false
+	began, marked, wasDown := time.Since(b.born), false, false
 	for pause := probePauseMin; ; pause = min(2*pause, probePauseMax) {
 		asked := time.Since(b.born)
 		if b.alive() || b.replied.Load() > int64(began) {
@@ -154,8 +154,8 @@ func (b *batcher) probe() {
 		}
 		again := b.deaf() // else this process may have been stopped meanwhile
 		b.unanswered.Store(int64(asked))
-		if again && b.silence() >= downAfter && !gaveUp {
-			if gaveUp = true; !b.giveUp() {
+		if again && b.silence() >= downAfter && !marked {
+			if marked = true; !b.markDown() {
 				break
 			}
 		}
@@ -189,8 +189,8 @@ func (b *batcher) fail(err error) {
 	}
 }
 
-// giveUp marks a silent node as down, and has nobody wait for what is in flight. It reports false if it cannot.
-func (b *batcher) giveUp() bool {
+// markDown marks a silent node as down, and has nobody wait for what is in flight. It reports false if it cannot.
+func (b *batcher) markDown() bool {
 	down := b.down(errNoReply) || b.isDown()
 	close(*b.lost.Swap(new(make(chan struct{}))))
 	if down && b.d.subscription.Up() { // else that is under way
