@@ -45,7 +45,7 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
 
-simulate: ## play SEEDS worlds (200) of locks with faults, in virtual time, from SEED (1) on
+simulate: ## play SEEDS worlds (200) of locks and of the queue with faults, in virtual time, from SEED (1) on
 	cd sim && go run . -seed $(or $(SEED),1) -seeds $(or $(SEEDS),200)
 
 soak: soak-locks soak-queue soak-bodies soak-fleet ## all of the next
@@ -54,7 +54,7 @@ soak-locks: ## break clients, network and Redis for OPS operations (ten million:
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=6h -v -run=^TestSoak ./core $(if $(OPS),-ops=$(OPS)) $(if $(SEED),-seed=$(SEED))
 
 soak-queue: ## the same for MESSAGES (100,000: a quarter of an hour) in a queue, and account for each
-	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=2h -v -run=^TestSoak ./delayqueue $(if $(MESSAGES),-messages=$(MESSAGES)) $(if $(SEED),-seed=$(SEED))
+	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=2h -v -run="^Test(Soak|Account)" ./delayqueue $(if $(MESSAGES),-messages=$(MESSAGES)) $(if $(SEED),-seed=$(SEED))
 
 soak-bodies: ## 10,000 clients with 1 MiB each in front of one held key: what the process takes up
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=10m -v -run=^TestSoak ./httplock

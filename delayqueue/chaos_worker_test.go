@@ -1,3 +1,5 @@
+//go:build soak
+
 package delayqueue_test
 
 import (
@@ -135,14 +137,6 @@ const (
 	namePanics = "panics" // always
 	nameSlow   = "slow"   // takes longer than its claim
 )
-
-// payloadOf is what the message of an id carries: for some it is too long for a record.
-func payloadOf(id string) []byte {
-	if strings.HasSuffix(id, "7") {
-		return bytes.Repeat([]byte(id+" "), 2000)
-	}
-	return []byte(id)
-}
 
 // handler does a message's work, and writes down when.
 func (c chaosConfig) handler(j *journal) delayqueue.Handler {

@@ -73,7 +73,7 @@
 //
 // [Coalesce] and [Debounce] park calls of which only the latest matters: for each key, name and principal at most one
 // call is parked. A newer call replaces it, at its place in the FIFO; [Status].SupersededBy of the older one names the newer. A
-// message that a handler was given is never replaced: a newer call that is parked runs after it. While it waits for a
+// message that a handler was given is never replaced, unless its error matched [core.ErrConflict]: a newer call that is parked runs after it. While it waits for a
 // retry, fresh calls run at once; the retry may then overwrite a newer save, so check a version. With Debounce a parked call waits until no newer one
 // has arrived for a while, and its key is reserved for it meanwhile. For jobs there are [Job].Coalesce and [Job].QuietPeriod.
 //

@@ -21,7 +21,8 @@ const (
 	handBackYield     = 8 * time.Millisecond
 	handBackYieldMost = 250 * time.Millisecond
 	// The handler is asked once in this time about the messages of a name that it has handed back.
-	askAgain = 30 * time.Second
+	askAgain   = 30 * time.Second
+	askAnother = 100 * time.Millisecond // if this one may not reach the handler: its key is held
 	// How many messages are remembered at most.
 	maxHandedBack = 65_536
 )
@@ -71,7 +72,7 @@ func (h *handedBack) why(m Message) error {
 		return nil
 	}
 	if now := time.Now(); now.Sub(n.asked) >= askAgain {
-		n.asked = now
+		n.asked = now.Add(askAnother - askAgain)
 		return nil
 	}
 	return n.ids[m.ID]
@@ -112,11 +113,15 @@ type returns struct {
 // handBack hands a claimed message back, soon and without a lock, if it is known that this Worker
 // cannot run it. It reports false if that is not known.
 func (w *fetcher) handBack(c *claim) bool {
+	if c.mayRun {
+		return false
+	}
 	why := cmp.Or(w.handedBack.why(c.message), w.queue.sealer.cannotOpen(c.message))
 	if why == nil {
 		why = w.checked(c.message)
 	}
 	if why == nil || w.isStopping() || c.partition.joinedLate(c.message) {
+		c.mayRun = true // to look twice would take back that the handler is to be asked
 		return false
 	}
 	w.handedBack.last.Store(true)

@@ -34,7 +34,7 @@ type Job struct {
 	// expires. Zero: the queue's; see [WithMaxAge]. At most 366 days.
 	MaxAge time.Duration
 	// Coalesce lets the job replace a queued job with the same Key, Name and Principal, if that was also
-	// enqueued with Coalesce and was not given to a handler yet. The job takes its place in the FIFO, and its time.
+	// enqueued with Coalesce and was not given to a handler yet, or only to some whose error matched [core.ErrConflict]. The job takes its place in the FIFO, and its time.
 	// The replaced job ends as StateSuperseded, with the new job's id in its Status. A job
 	// that runs, or waits for a retry, is never replaced: the new job is queued after it. Needs a Key.
 	Coalesce bool

@@ -2,61 +2,14 @@ package delayqueue_test
 
 import (
 	"context"
-	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-func TestOrder_MessagesOfAKeyRunInOrderOneAtATime(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const keys, each = 4, 25
-		b := setup(t, env)
-		want := map[string][]string{}
-		for i := range each {
-			for k := range keys {
-				key := fmt.Sprint("key ", k)
-				want[key] = append(want[key], b.enqueue(delayqueue.Job{ID: fmt.Sprintf("%d.%d", k, i), Key: key}))
-			}
-		}
-
-		var mu sync.Mutex
-		got, inside := map[string][]string{}, map[string]int{}
-		handle := func(ctx context.Context, m delayqueue.Message) error {
-			lease, ok := core.LeaseFrom(ctx)
-			if !ok || lease.Key() != m.Key {
-				t.Error("the handler does not work under its key's lease")
-			}
-			mu.Lock()
-			inside[m.Key]++
-			if inside[m.Key] != 1 {
-				t.Error("two handlers inside", m.Key)
-			}
-			got[m.Key] = append(got[m.Key], m.ID)
-			mu.Unlock()
-			time.Sleep(100 * time.Microsecond)
-			mu.Lock()
-			inside[m.Key]--
-			mu.Unlock()
-			return nil
-		}
-		for range 2 {
-			b.start(handle)
-		}
-		for _, ids := range want {
-			b.reaches(ids[each-1], delayqueue.StateDone)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		require.Equal(t, want, got)
-	})
-}
 
 func TestOrder_AMessageIsNotRunBeforeItsTime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

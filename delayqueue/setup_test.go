@@ -18,16 +18,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if config := os.Getenv(workerVar); config != "" {
-		workerProcess(config) // this binary as a worker of process_test.go
-		return
-	}
-	if config := os.Getenv(chaosVar); config != "" {
-		chaosProcess(config) // or as one of chaos_worker_test.go
-		return
+	for variable, process := range processes {
+		if config := os.Getenv(variable); config != "" {
+			process(config)
+			return
+		}
 	}
 	redistest.Main(m)
 }
+
+// processes are what this binary is started as, by the variables that say how.
+var processes = map[string]func(config string){workerVar: workerProcess}
 
 // bench is a queue, and what its tests need around it.
 type bench struct {

@@ -24,7 +24,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// The suite of make soak-queue. All of it runs in short among the other tests.
+// The suite of make soak-queue. What it shows of faults the worlds of module sim show of every commit.
 
 var soakMessages = flag.Int("messages", 100_000, "how many messages the rounds of faults come to at least")
 
@@ -39,13 +39,13 @@ func TestSoak(t *testing.T) {
 	t.Run("workers stopped", func(t *testing.T) { stoppedRound.test(t, *soakMessages/100) })
 	t.Run("parked and fresh calls", func(t *testing.T) { parkedRound.test(t, *soakMessages/50) })
 	idle := idleMessages{n: 10_000, length: 20 * time.Second}
-	t.Run("messages under an unknown key", idle.underAnUnknownKey)
-	t.Run("messages that are handed back", idle.known)
-	t.Run("messages that a check knows", idle.checked)
-	t.Run("others beside them", func(t *testing.T) { idle.delayNoOthers(t, 40*time.Second, 0.99, 10*time.Millisecond, noCheck) })
-	t.Run("others beside those that a check knows", func(t *testing.T) {
-		idle.delayNoOthers(t, 0, 0.99, 10*time.Millisecond, delayqueue.WithCheck(checkForeign))
-	})
+	for name, check := range map[string]func(*testing.T, *redistest.Env){
+		"messages under an unknown key": idle.underAnUnknownKey, "messages that are handed back": idle.known, "messages that a check knows": idle.checked,
+		"others beside them":                     idle.delayNoOthers(40*time.Second, noCheck),
+		"others beside those that a check knows": idle.delayNoOthers(0, delayqueue.WithCheck(checkForeign)),
+	} {
+		t.Run(name, func(t *testing.T) { check(t, redistest.Real(t)) })
+	}
 	t.Run("cluster", testFaultsInACluster)
 	t.Run("cluster, resharded and repartitioned", func(t *testing.T) {
 		round := soakRound{

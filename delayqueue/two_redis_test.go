@@ -119,11 +119,9 @@ func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
 			require.ErrorIs(t, err, core.ErrUnavailable)
 			require.NotErrorIs(t, err, core.ErrConflict)
 			require.NotErrorIs(t, err, core.ErrDeferred)
-			began := time.Now()
-			for range 20 {
+			for range 20 { // while the queue's Redis is away
 				require.NoError(t, a.locker.Do(t.Context(), "free", func(context.Context) error { return nil }))
 			}
-			require.Less(t, time.Since(began), 20*300*time.Millisecond, "each waits for the queue's time-out")
 			_, err = a.locker.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, core.ErrConflict)
 			require.NoError(t, held.Release(t.Context()))

@@ -18,7 +18,7 @@ func TestWorlds_FollowFromTheirSeed(t *testing.T) {
 	require.NoError(t, err)
 	orders := map[string]bool{}
 	for seed := range uint64(8) {
-		c := plan.Config{Seed: seed, World: "locks", Seconds: 60}
+		c := plan.Config{Seed: seed, Seconds: 60}
 		once, _, err := b.play(c)
 		require.NoError(t, err)
 		require.Empty(t, once.Violations)

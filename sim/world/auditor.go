@@ -21,6 +21,7 @@ type stay struct {
 	fence  int64
 	began  time.Time
 	left   bool
+	batch  bool // others worked under the same lease before
 	forced bool // its lease was taken away: it is told soon
 }
 
@@ -63,7 +64,7 @@ func (a *auditor) enter(key string, s *stay) {
 		a.w.violation(s.who, "%s: number %d of %d", key, before, s.limit)
 	}
 	if s.mode == core.ModeExclusive {
-		if last := a.fences[key]; s.fence <= last && !a.excused(s) && !a.w.on("clock-back") {
+		if last := a.fences[key]; (s.fence < last || s.fence == last && !s.batch) && !a.excused(s) && !a.w.on("clock-back") {
 			a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
 		}
 	}
@@ -95,8 +96,8 @@ func (a *auditor) force(key string, s *stay) {
 }
 
 // documented reports whether an error is one that a caller is told to expect.
-func documented(err error) bool {
-	for _, e := range []error{core.ErrConflict, core.ErrUnavailable, core.ErrLeaseLost, core.ErrClosed, context.DeadlineExceeded, context.Canceled} {
+func documented(err error, others ...error) bool {
+	for _, e := range append(others, core.ErrConflict, core.ErrUnavailable, core.ErrLeaseLost, core.ErrClosed, context.DeadlineExceeded, context.Canceled) {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -14,17 +14,7 @@ import (
 // locks is a world of processes whose goroutines call for few keys, in every way that there is.
 func (w *world) locks() {
 	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, waiting: map[string]int{}}
-	for i := range w.config.Processes {
-		w.start(fmt.Sprint("p", i+1), l.work)
-	}
-	if w.config.Processes == 0 {
-		for i := range 2 + w.r.IntN(3) {
-			w.start(fmt.Sprint("p", i+1), l.work)
-		}
-	}
-	go w.trouble()
-	time.Sleep(time.Duration(w.config.Seconds) * time.Second)
-	w.end()
+	w.startAll(l.work)
 	l.settle()
 }
 

@@ -20,6 +20,8 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
+var discard = slog.New(slog.DiscardHandler)
+
 // The argument is a config in JSON. The report goes to descriptor 3: what a program with virtual time writes to 1 and 2 has headers.
 func main() {
 	var c plan.Config
@@ -28,7 +30,7 @@ func main() {
 	}
 	seedAll(c.Seed)
 	log.SetOutput(io.Discard)
-	slog.SetDefault(slog.New(slog.DiscardHandler))
+	slog.SetDefault(discard)
 	redis.SetLogger(quiet{})
 	w := newWorld(c)
 	play, known := workloads[c.World]
@@ -42,4 +44,4 @@ func main() {
 	}
 }
 
-var workloads = map[string]func(w *world){"locks": (*world).locks}
+var workloads = map[string]func(w *world){"locks": (*world).locks, "queue": (*world).queue}

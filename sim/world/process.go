@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"time"
 
@@ -40,7 +39,7 @@ func (w *world) start(name string, work func(p *process)) {
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return w.network.dial(p) },
 		})
 		var err error
-		p.locker, err = core.New(p.rdb, core.WithTTL(p.ttl), core.WithLogger(slog.New(slog.DiscardHandler)))
+		p.locker, err = core.New(p.rdb, core.WithTTL(p.ttl), core.WithLogger(discard))
 		if err != nil {
 			panic(err)
 		}

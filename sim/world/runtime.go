@@ -3,8 +3,8 @@
 package main
 
 import (
-	crand "crypto/rand"
 	"encoding/binary"
+	"io"
 	"math/rand/v2"
 	"runtime"
 	"unsafe"
@@ -33,13 +33,18 @@ func simStop(int)
 //go:linkname simGo runtime.simGo
 func simGo(int)
 
+// setTestingReader, which the linker hides, has all of package crypto read its random numbers from a reader.
+//
+//go:linkname setTestingReader crypto/internal/rand.SetTestingReader
+func setTestingReader(io.Reader)
+
 // seedAll makes all random numbers of the program a function of the seed.
 func seedAll(seed uint64) {
 	runtime.MemProfileRate = 0 // what is allocated would take numbers
 	simSeed(seed)
 	var all [32]byte
 	binary.LittleEndian.PutUint64(all[:], seed)
-	crand.Reader = rand.NewChaCha8(all)
+	setTestingReader(rand.NewChaCha8(all))
 }
 
 // as calls f in a group: what it starts is in that too. Group 0 is nobody's, and never stops.

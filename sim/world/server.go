@@ -22,6 +22,7 @@ type redisServer struct {
 	refuses refusal
 	wrote   bool // the script that runs has written something
 	skew    time.Duration
+	ahead   time.Duration // how far it was set forward, all in all
 	admin   net.Conn
 }
 
@@ -91,6 +92,7 @@ func (s *redisServer) set(d time.Duration) {
 		as(serverGroup, func() { left[key] = s.TTL(key) })
 	}
 	s.skew += d
+	s.ahead += max(d, 0)
 	simSkew(serverGroup, int64(s.skew))
 	as(serverGroup, func() {
 		for _, key := range slices.Sorted(maps.Keys(left)) {

@@ -54,6 +54,20 @@ func newWorld(c plan.Config) *world {
 	return w
 }
 
+// startAll starts some processes, has faults happen while they work, and ends them.
+func (w *world) startAll(work func(p *process)) {
+	n := w.config.Processes
+	if n == 0 {
+		n = 2 + w.r.IntN(3)
+	}
+	for i := range n {
+		w.start(fmt.Sprint("p", i+1), work)
+	}
+	go w.trouble()
+	time.Sleep(time.Duration(w.config.Seconds) * time.Second)
+	w.end()
+}
+
 // on reports whether a kind of faults happens in this world.
 func (w *world) on(kind string) bool { return slices.Contains(w.faults, kind) }
 
@@ -186,6 +200,9 @@ func (w *world) end() {
 }
 
 func (w *world) finish() plan.Report {
+	if w.first == 0 && w.config.Trace {
+		w.first = len(w.events)
+	}
 	for _, e := range w.events[:w.first] {
 		if e.args == nil || w.config.Trace {
 			w.report.Events = append(w.report.Events, e.String())

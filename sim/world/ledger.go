@@ -1,0 +1,229 @@
+//go:build faketime
+
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+)
+
+// message is a piece of work, as whoever stores it and whoever runs it see it.
+type message struct {
+	id, ticket    string // ticket: what the queue called a parked call
+	kind, key     string
+	called        time.Time // when the call that stores it began
+	acked         time.Time // when a call said that it is stored
+	delay, maxAge time.Duration
+	fresh         bool // it ran at once, and was not stored
+	asked         bool // somebody asked for it to be cancelled
+	redriven      int
+	news          int              // how many calls said that they stored it
+	seen          delayqueue.State // the final state that it was seen in
+
+	starts, done, failed int
+	conflicts            int               // of those that failed: another key was held
+	first                int64             // when it was first started, by Redis's clock
+	firstAt              time.Time         // the same by the clock of the world
+	running              []*stay           // its attempts
+	entry                *delayqueue.Entry // what the queue said of it in the end
+}
+
+// name is what the queue knows it by.
+func (m *message) name() string {
+	if m.ticket != "" {
+		return m.ticket
+	}
+	return m.id
+}
+
+// ledger knows what was stored, and checks what becomes of it.
+type ledger struct {
+	w        *world
+	attempts int // that a message has at most
+	all      []*message
+	byID     map[string]*message
+	purged   bool // of dead letters, at the end
+}
+
+func newLedger(w *world, attempts int) *ledger {
+	return &ledger{w: w, attempts: attempts, byID: map[string]*message{}}
+}
+
+func (l *ledger) add(m *message) {
+	l.all = append(l.all, m)
+	l.byID[m.id] = m
+}
+
+// any returns a message that was acknowledged, or nil: mostly one of the latest.
+func (l *ledger) any(r chance) *message {
+	if len(l.all) == 0 {
+		return nil
+	}
+	m := l.all[max(0, len(l.all)-1-r.IntN(pick(r, 5, 20, 100)))]
+	if m.acked.IsZero() {
+		return nil
+	}
+	return m
+}
+
+// of returns the message that a handler was given.
+func (l *ledger) of(dm delayqueue.Message) *message {
+	id, _, _ := strings.Cut(string(dm.Payload), " ")
+	m := l.byID[id]
+	if m == nil || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || m.kind != "park" && dm.ID != m.id {
+		l.w.violation("-", "a handler was given %s (%.20q, key %q), which nobody stored", dm.ID, dm.Payload, dm.Key)
+		return nil
+	}
+	if m.ticket == "" && m.kind == "park" {
+		m.ticket = dm.ID
+	}
+	return m
+}
+
+// stored records what a call said that was to store a message.
+func (l *ledger) stored(m *message, isNew bool, err error) {
+	if err != nil {
+		return
+	}
+	if m.acked.IsZero() {
+		m.acked = time.Now()
+	}
+	if isNew {
+		if m.news++; m.news > 1 && !l.lost(m) {
+			l.w.violation("-", "%s was stored %d times", m.id, m.news)
+		}
+	}
+}
+
+// lost reports whether Redis may have lost a message, or all that it knew of it.
+func (l *ledger) lost(m *message) bool { return m.called.Before(l.w.lostAt) }
+
+func (l *ledger) missing(who string, m *message) {
+	switch {
+	case m.acked.IsZero() || l.lost(m):
+	case l.purged && m.seen != delayqueue.StateDone && m.failed > 0:
+	default:
+		l.w.violation(who, "%s (%s) was stored, and is not found", m.id, m.kind)
+	}
+}
+
+// saw records the state that a call said a message is in.
+func (l *ledger) saw(m *message, state delayqueue.State, redriven int) {
+	if !state.Ended() || l.lost(m) || m.redriven != redriven {
+		return
+	}
+	if m.seen != "" && m.seen != state && m.redriven == 0 {
+		l.w.violation("-", "%s was %s, and is %s", m.id, m.seen, state)
+	}
+	m.seen = state
+	l.check(m, state)
+}
+
+// check checks that a final state has its reason.
+func (l *ledger) check(m *message, state delayqueue.State) {
+	reason := true
+	switch state {
+	case delayqueue.StateDone:
+		reason = m.done > 0
+	case delayqueue.StateCancelled:
+		reason = m.asked
+	case delayqueue.StateSuperseded:
+		reason = (m.kind == "coalesce" || m.kind == "debounce") && m.starts == m.conflicts
+	case delayqueue.StateExpired:
+		age := time.Since(m.called) + l.w.server.ahead
+		if m.failed > 0 {
+			age += 30 * time.Second // it would be too old for its next attempt
+		}
+		reason = age >= m.maxAge
+	case delayqueue.StateDead:
+		reason = m.failed > 0 || m.starts >= l.attempts || l.w.on("stop") || l.w.on("die")
+	}
+	if !reason {
+		l.w.violation("-", "%s (%s; %d starts, %d done, %d failed) is %s for no reason", m.id, m.kind, m.starts, m.done, m.failed, state)
+	}
+}
+
+// start records that a handler begins, and returns what to call when it ends.
+func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueue.Message) func(error) {
+	l.w.emit(p.name, "starts", m.key, m.id, " attempt ", dm.Attempt, " losses ", dm.Losses)
+	who := p.name
+	clock := l.w.on("clock-forward") || l.w.on("clock-back")
+	m.starts++
+	if m.first == 0 {
+		m.first, m.firstAt = l.w.server.micros(), time.Now()
+	}
+	switch {
+	case l.lost(m):
+	case m.fresh:
+		l.w.violation(who, "%s ran at once, and was stored", m.id)
+	case m.seen != "" && m.redriven == 0:
+		l.w.violation(who, "%s is %s, and is started", m.id, m.seen)
+	case !clock && time.Since(m.called) < m.delay:
+		l.w.violation(who, "%s is started %s after it was stored, its delay is %s", m.id, time.Since(m.called), m.delay)
+	case !clock && m.redriven == 0 && time.Since(m.called) > m.maxAge+5*time.Second && time.Since(m.acked) > m.maxAge+5*time.Second:
+		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
+	case m.done > 0 && dm.Losses == 0 && m.redriven == 0:
+		l.w.violation(who, "%s was done, and is started without a loss", m.id)
+	}
+	s := &stay{p: p, ctx: ctx}
+	for _, o := range m.running {
+		if o.alive() && s.alive() && !l.lost(m) && !l.w.on("clock-forward") {
+			l.w.violation(who, "%s runs in %s already", m.id, o.p.name)
+		}
+	}
+	m.running = append(m.running, s)
+	returned := false
+	return func(err error) {
+		if returned {
+			return
+		}
+		returned, s.left = true, true
+		l.w.emit(p.name, "ends", m.key, m.id, " ", err)
+		if err == nil {
+			m.done++
+		} else {
+			m.failed++
+		}
+		if errors.Is(err, core.ErrConflict) {
+			m.conflicts++
+		}
+	}
+}
+
+// ended checks how a message ended.
+func (l *ledger) ended(m *message, e delayqueue.Entry) {
+	m.entry = &e
+	if !e.State.Ended() {
+		if !l.lost(m) {
+			l.w.violation("-", "%s (%s, key %q) is %s two minutes after the last fault: %d starts, due %s", m.id, m.kind, m.key, e.State, m.starts, e.DueAt)
+		}
+		return
+	}
+	l.saw(m, e.State, m.redriven)
+}
+
+// order checks that messages of a key ran one after the other, in their order: what was stored before another was even called for had ended
+// when that was first started.
+func (l *ledger) order() {
+	if l.w.on("clock-forward") || l.w.on("clock-back") || l.w.on("wipe") {
+		return
+	}
+	plain := func(m *message) bool {
+		return m.key != "" && (m.kind == "enqueue" || m.kind == "twice" || m.kind == "park") && m.redriven == 0 && !m.acked.IsZero() && m.entry != nil
+	}
+	for _, before := range l.all {
+		for _, after := range l.all {
+			if !plain(before) || !plain(after) || after.key != before.key || after.first == 0 || !before.acked.Before(after.called) {
+				continue
+			}
+			if end := before.entry.EndedAt; !end.IsZero() && end.UnixMilli() > after.first/1000 {
+				l.w.violation("-", "%s: %s was started %s before %s ended, which had been stored before", after.key, after.id, end.Sub(time.UnixMicro(after.first)), before.id)
+			}
+		}
+	}
+}

@@ -1,0 +1,367 @@
+//go:build faketime
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+)
+
+// queue is a world of processes that store work in a queue and run it, beside fresh calls for the same keys.
+func (w *world) queue() {
+	r := newChance(w.config.Seed, 5)
+	attempts := 2 + r.IntN(4)
+	q := &queueWorkload{
+		w: w, r: r, auditor: newAuditor(w), ledger: newLedger(w, attempts), nodes: map[*process]*node{}, moves: r.one(4),
+		options: []delayqueue.Option{
+			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(r.between(time.Second, 10*time.Second)),
+		},
+	}
+	if r.one(4) {
+		q.options = append(q.options, delayqueue.WithEncryption(delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("an example of a key of 32 bytes!")}}))
+	}
+	if r.one(4) {
+		q.halts = true
+		q.options = append(q.options, delayqueue.WithHaltOnDeath(pick(r, delayqueue.HaltParked, delayqueue.HaltKey)))
+	}
+	w.startAll(q.work)
+	q.settle()
+}
+
+type queueWorkload struct {
+	w       *world
+	r       chance
+	auditor *auditor
+	ledger  *ledger
+	options []delayqueue.Option
+	halts   bool // dead letters halt their keys
+	moves   bool // the number of partitions changes
+	nodes   map[*process]*node
+	named   int
+}
+
+// node is the part of a process that belongs to the queue.
+type node struct {
+	queue  *delayqueue.Queue
+	worker *delayqueue.Worker
+	guard  *core.Guard
+	works  bool
+	busy   int
+}
+
+func (n *node) start() {
+	n.works = true
+	if err := n.worker.Start(); err != nil {
+		panic(err)
+	}
+}
+
+// work is what a process does.
+func (q *queueWorkload) work(p *process) {
+	queue, err := delayqueue.New(p.rdb, "q", q.options...)
+	if err != nil {
+		panic(err)
+	}
+	n := &node{queue: queue, guard: p.locker.Guard(delayqueue.Policy(queue))}
+	q.nodes[p] = n
+	n.worker, err = delayqueue.NewWorker(queue, p.locker, func(ctx context.Context, m delayqueue.Message) error { return q.handle(ctx, p, m) },
+		delayqueue.WithConcurrency(1+q.r.IntN(5)), delayqueue.WithClaimLease(q.r.between(time.Second, 6*time.Second)),
+		delayqueue.WithRetryBackoff(100*time.Millisecond, 2*time.Second), delayqueue.WithLogger(discard))
+	if err != nil {
+		panic(err)
+	}
+	if !q.r.one(5) || len(q.nodes) == 1 { // some processes only store
+		n.start()
+	}
+	for g := range 3 {
+		go func() {
+			for i := 0; !q.w.calm; i++ {
+				time.Sleep(q.r.between(0, 2*time.Second))
+				n.busy++
+				q.call(p, n, fmt.Sprintf("%s.%d.%d", p.name, g, i))
+				n.busy--
+			}
+		}()
+	}
+}
+
+var (
+	queueKeys = []string{"k0", "k1", "k2", "k3"}
+	// queueCalls are what a call can be, each as often as it stands here.
+	queueCalls = []string{
+		"enqueue", "enqueue", "enqueue", "keyless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice",
+		"cancel", "status", "wait", "redrive", "pause", "repartition",
+	}
+	// expected are the errors that the queue's calls may return, beside those of core.
+	expected = []error{delayqueue.ErrFull, delayqueue.ErrRunning, delayqueue.ErrEnded, delayqueue.ErrNotDead, delayqueue.ErrDraining}
+)
+
+// call makes one call.
+func (q *queueWorkload) call(p *process, n *node, who string) {
+	kind := pick(q.r, queueCalls...)
+	ctx, leave := context.WithTimeout(context.Background(), q.r.between(50*time.Millisecond, 8*time.Second))
+	defer leave()
+	q.w.report.Calls[kind]++
+	q.w.emit(who, kind, "")
+	var err error
+	switch kind {
+	case "cancel", "status", "wait", "redrive":
+		if m := q.ledger.any(q.r); m != nil {
+			err = q.ask(ctx, n, who, kind, m)
+		}
+	case "pause":
+		err = n.queue.Pause(ctx, q.r.between(time.Second, 3*time.Second))
+	case "repartition":
+		if q.moves && q.r.one(6) {
+			err = n.queue.Repartition(ctx, 1+q.r.IntN(3))
+		}
+	case "park":
+		err = q.park(ctx, p, n, who)
+	default:
+		err = q.enqueue(ctx, n, who, kind)
+	}
+	if err != nil {
+		q.w.emit(who, "fails", "", err)
+		if !documented(err, expected...) {
+			q.w.violation(who, "%s: %v", kind, err)
+		}
+	}
+}
+
+// next makes a message that is about to be stored.
+func (q *queueWorkload) next(kind, key string) *message {
+	q.named++
+	m := &message{id: fmt.Sprintf("m%d", q.named), kind: kind, key: key, called: time.Now(), maxAge: 15 * time.Minute}
+	q.ledger.add(m)
+	return m
+}
+
+// enqueue stores a job, and tries again for a while if it does not know whether it did.
+func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) error {
+	key := pick(q.r, queueKeys...)
+	if kind == "keyless" {
+		key = ""
+	}
+	m := q.next(kind, key)
+	job := delayqueue.Job{ID: m.id, Key: m.key, Payload: q.payload(m)}
+	switch kind {
+	case "delayed":
+		m.delay = q.r.between(time.Millisecond, 8*time.Second)
+		job.Delay = m.delay
+	case "young":
+		m.maxAge = q.r.between(time.Second, 8*time.Second)
+		job.MaxAge = m.maxAge
+	case "coalesce":
+		job.Name, job.Coalesce = "latest", true
+	case "debounce":
+		job.Name, job.Coalesce, job.QuietPeriod, job.MaxDelay = "quiet", true, time.Second, 5*time.Second
+	}
+	if kind == "twice" {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			receipt, err := n.queue.Enqueue(ctx, job)
+			q.ledger.stored(m, receipt.Stored, err)
+		}()
+	}
+	for {
+		receipt, err := n.queue.Enqueue(ctx, job)
+		q.w.emit(who, "enqueued", m.key, m.id, " ", err)
+		q.ledger.stored(m, receipt.Stored, err)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, core.ErrUnavailable) || q.r.one(4) {
+			return err
+		}
+		time.Sleep(q.r.between(0, 400*time.Millisecond))
+	}
+}
+
+// payload is what a message is recognised by. A long one lies in a key of its own.
+func (q *queueWorkload) payload(m *message) []byte {
+	payload := append([]byte(m.id), ' ')
+	if q.r.one(6) {
+		payload = append(payload, make([]byte, 5000)...)
+	}
+	return payload
+}
+
+// park makes a fresh call, which is stored if its key is held.
+func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who string) error {
+	m := q.next("park", pick(q.r, queueKeys...))
+	call := core.Call{Key: m.key, Name: "parked", ID: m.id, Encode: func() ([]byte, error) { return q.payload(m), nil }}
+	err := n.guard.Do(ctx, call, func(ctx context.Context) error {
+		m.fresh = true
+		lease, _ := core.LeaseFrom(ctx)
+		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+		q.auditor.enter(m.key, s)
+		defer q.auditor.leave(m.key, s)
+		q.stayFor(ctx, time.Second)
+		return nil
+	})
+	var deferred *core.DeferredError
+	if !errors.As(err, &deferred) {
+		return err
+	}
+	if m.fresh {
+		q.w.violation(who, "%s ran, and is stored as %s", m.id, deferred.Ticket.ID)
+	}
+	m.ticket = deferred.Ticket.ID
+	q.w.emit(who, "parked", m.key, m.id)
+	q.ledger.stored(m, true, nil)
+	return nil
+}
+
+func (q *queueWorkload) stayFor(ctx context.Context, most time.Duration) {
+	select {
+	case <-time.After(q.r.between(time.Millisecond, most)):
+	case <-ctx.Done():
+	}
+}
+
+// ask asks for a message, or does something to it.
+func (q *queueWorkload) ask(ctx context.Context, n *node, who, kind string, m *message) (err error) {
+	before := m.redriven
+	switch kind {
+	case "cancel":
+		m.asked = true
+		if err = n.queue.Cancel(ctx, m.name()); err == nil {
+			q.ledger.saw(m, delayqueue.StateCancelled, before)
+		}
+	case "redrive":
+		if m.seen != delayqueue.StateDead {
+			return nil
+		}
+		m.redriven++ // it may run again, even if the reply is lost
+		err = n.queue.Redrive(ctx, m.name(), 0)
+	default:
+		get := n.queue.Status
+		if kind == "wait" {
+			get = n.queue.Wait
+		}
+		var status delayqueue.Status
+		if status, err = get(ctx, m.name()); err == nil {
+			q.ledger.saw(m, status.State, before)
+		}
+	}
+	q.w.emit(who, kind, m.key, m.id, " ", err)
+	if errors.Is(err, delayqueue.ErrNotFound) {
+		q.ledger.missing(who, m)
+		return nil
+	}
+	return err
+}
+
+var errPlanned = errors.New("it fails")
+
+// handle runs a message, and ends in one of the ways that a handler can.
+func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Message) (err error) {
+	m := q.ledger.of(dm)
+	if m == nil {
+		return nil
+	}
+	who := fmt.Sprintf("%s:%s", p.name, m.id)
+	end := q.ledger.start(ctx, p, m, dm)
+	defer func() { end(err) }()
+	if m.key != "" {
+		lease, _ := core.LeaseFrom(ctx)
+		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence(), batch: true}
+		q.auditor.enter(m.key, s)
+		defer q.auditor.leave(m.key, s)
+	}
+	q.stayFor(ctx, pick(q.r, time.Millisecond, 100*time.Millisecond, 900*time.Millisecond))
+	if q.w.calm {
+		return nil
+	}
+	switch q.r.IntN(24) {
+	case 0, 1, 2:
+		return errPlanned
+	case 3:
+		return delayqueue.SkipRetry(errPlanned)
+	case 4:
+		return delayqueue.RetryLater(errPlanned, q.r.between(0, time.Second))
+	case 5:
+		return delayqueue.HandBack(errPlanned)
+	case 6:
+		return fmt.Errorf("%w: of another key", core.ErrConflict)
+	case 7:
+		err = errPlanned
+		panic("planned")
+	case 8:
+		q.stayFor(context.Background(), 8*time.Second) // it hears nothing
+	}
+	if q.r.one(3) {
+		if err := delayqueue.SetResult(ctx, []byte(m.id)); err != nil {
+			q.w.violation(who, "result: %v", err)
+		}
+	}
+	return nil
+}
+
+// settle checks what must hold once there are no faults any more.
+func (q *queueWorkload) settle() {
+	alive := q.w.alive()
+	last := alive[len(alive)-1]
+	if !slices.ContainsFunc(alive, func(p *process) bool { return q.nodes[p].works }) { // they died
+		as(last.group, q.nodes[last].start)
+	}
+	time.Sleep(2 * time.Minute)
+	for _, p := range alive {
+		if n := q.nodes[p].busy; n > 0 {
+			q.w.violation(p.name, "%d calls still wait two minutes after the last fault", n)
+		}
+	}
+	as(last.group, func() { q.account(q.nodes[last]) })
+	for _, p := range alive {
+		as(p.group, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if err := errors.Join(q.nodes[p].worker.Stop(ctx), p.locker.Shutdown(ctx)); err != nil {
+				q.w.violation(p.name, "stop: %v", err)
+			}
+		})
+	}
+}
+
+// account looks at the end of each message. A key that a dead letter halts is freed first.
+func (q *queueWorkload) account(n *node) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	for q.halts {
+		stats, err := n.queue.Stats(ctx)
+		if err != nil || stats.Halted == 0 {
+			break
+		}
+		if _, err := n.queue.PurgeAll(ctx, delayqueue.Filter{}); err != nil {
+			q.w.violation("-", "purge: %v", err)
+			break
+		}
+		q.ledger.purged = true
+		time.Sleep(30 * time.Second)
+	}
+	dead := int64(0)
+	for _, m := range q.ledger.all {
+		entry, err := n.queue.Peek(ctx, m.name())
+		if errors.Is(err, delayqueue.ErrNotFound) {
+			q.ledger.missing("-", m)
+			continue
+		}
+		if err != nil {
+			q.w.violation("-", "%s: %v", m.id, err)
+			continue
+		}
+		q.ledger.ended(m, entry)
+		if entry.State == delayqueue.StateDead {
+			dead++
+		}
+	}
+	q.ledger.order()
+	stats, err := n.queue.Stats(ctx)
+	if err != nil || stats.Queued != 0 || stats.Running != 0 || stats.Dead != dead {
+		q.w.violation("-", "%d queued, %d running, %d dead of %d in the end: %v", stats.Queued, stats.Running, stats.Dead, dead, err)
+	}
+}
