@@ -84,7 +84,7 @@ func TestOlder_LockersOfTwoVersionsShareKeys(t *testing.T) {
 				}
 			}
 			var counts history.Counts
-			for seed := soakSeed(); counts.Ops < 400; seed++ {
+			for seed := soakSeed(); counts.Ops < 400 || counts.Windows <= 10 || counts.Conflicts <= 20; seed++ {
 				ops, rules := p.run(t, seed, 400*time.Millisecond, nil)
 				_, _, violations := tell(ops, rules)
 				counts.Add(history.Count(ops))
@@ -93,8 +93,6 @@ func TestOlder_LockersOfTwoVersionsShareKeys(t *testing.T) {
 				}
 			}
 			t.Logf("%+v, %d unavailable", counts, len(unavailable))
-			require.Greater(t, counts.Windows, 10)
-			require.Greater(t, counts.Conflicts, 20)
 			require.Empty(t, unavailable)
 		})
 	}
