@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -49,7 +50,16 @@ func run() error {
 	}
 	flag.Func("with", "kinds of faults that happen in any case, as in: stop,die", list(&c.With))
 	flag.Func("without", "kinds of faults that do not happen", list(&c.Without))
+	mutants := flag.String("mutants", "", "a file: instead, try the mutants of core's and delayqueue's tests, and append to it how many seeds each took")
+	only := flag.String("run", "", "with -mutants: those whose name matches")
 	flag.Parse()
+	if *mutants != "" {
+		match, err := regexp.Compile(*only)
+		if err != nil {
+			return err
+		}
+		return tryMutants(context.Background(), c, *seeds, match, *mutants)
+	}
 	dir, err := os.MkdirTemp("", "sim")
 	if err != nil {
 		return err
@@ -101,7 +111,7 @@ func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error
 		return r, 0, err
 	}
 	// An argument of another length, or another variable, would be another world.
-	cmd := exec.CommandContext(ctx, string(b), fmt.Sprintf("%-1000s", argument)) //nolint:gosec // it was built just now
+	cmd := exec.CommandContext(ctx, string(b), fmt.Sprintf("%-1000s", argument), fmt.Sprintf("%-200s", c.Mutant)) //nolint:gosec // it was built just now
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off"}
 	in, out, err := os.Pipe()
 	if err != nil {

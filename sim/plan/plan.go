@@ -10,6 +10,7 @@ type Config struct {
 	Processes     int
 	Seconds       int      // of faults, in virtual time
 	With, Without []string // kinds of faults that happen in any case, or not at all
+	Mutant        string   // which one this is, if it was built with mutants
 	Trace         bool     // every command that Redis runs is among the events
 }
 

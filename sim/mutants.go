@@ -1,0 +1,268 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/perkey-go/perkey/sim/plan"
+)
+
+// mutant is a broken piece of core or of delayqueue, as the tests there have it.
+type mutant struct {
+	name     string
+	world    string
+	file     string // of Go; "": it is in scripts
+	script   string // "": all that have the piece
+	old, new string // in a file of Go %s or %[1]s is true in this mutant
+}
+
+// mutantFolders are where tests have mutants that a world may kill, and which.
+var mutantFolders = map[string]string{"../core": "locks", "../core/internal/waitqueue": "locks", "../core/internal/schedule": "locks", "../delayqueue": "queue"}
+
+// readMutants reads the mutants that the tests of a folder have: elements of lists of mutant, scriptMutant, engineMutant and
+// mutant.Mutant.
+func readMutants(folder string) (all []mutant, err error) {
+	files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			list, is := n.(*ast.CompositeLit)
+			if !is || !isMutants(list.Type) {
+				return true
+			}
+			for _, element := range list.Elts {
+				m := mutantOf(element)
+				if m.file != "" {
+					m.file = filepath.Join(folder, m.file)
+				}
+				m.world = mutantFolders[folder]
+				all = append(all, m)
+			}
+			return false
+		})
+	}
+	return all, err
+}
+
+func isMutants(t ast.Expr) bool {
+	array, is := t.(*ast.ArrayType)
+	if !is {
+		return false
+	}
+	switch of := array.Elt.(type) {
+	case *ast.Ident:
+		return strings.HasSuffix(strings.ToLower(of.Name), "mutant")
+	case *ast.SelectorExpr:
+		return of.Sel.Name == "Mutant"
+	}
+	return false
+}
+
+// mutantOf reads an element, whose fields have names, or are the name, the script, and what is replaced by what.
+func mutantOf(element ast.Expr) (m mutant) {
+	fields := []*string{&m.name, &m.script, &m.old, &m.new}
+	named := map[string]*string{"name": &m.name, "file": &m.file, "script": &m.script, "old": &m.old, "new": &m.new}
+	for i, e := range element.(*ast.CompositeLit).Elts {
+		switch e := e.(type) {
+		case *ast.KeyValueExpr:
+			if field := named[strings.ToLower(e.Key.(*ast.Ident).Name)]; field != nil {
+				*field = textOf(e.Value)
+			}
+		default:
+			if i < len(fields) {
+				*fields[i] = textOf(e)
+			}
+		}
+	}
+	return m
+}
+
+// textOf is the value of a string in a source; "" for what is something else.
+func textOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		text, _ := strconv.Unquote(e.Value)
+		return text
+	case *ast.BinaryExpr:
+		return textOf(e.X) + textOf(e.Y)
+	}
+	return ""
+}
+
+// buildMutants builds a world with all mutants in it: its second argument chooses one.
+func buildMutants(ctx context.Context, dir string, all []mutant) (binary, error) {
+	replaced := map[string]string{} // by path
+	change := func(path string, text func(old string) (string, error)) error {
+		path, err := filepath.Abs(path)
+		if err != nil {
+			return err
+		}
+		old := replaced[path]
+		if old == "" {
+			data, err := os.ReadFile(path)
+			if err != nil && !os.IsNotExist(err) {
+				return err
+			}
+			old = string(data)
+		}
+		replaced[path], err = text(old)
+		return err
+	}
+	once := func(old, with string) func(string) (string, error) {
+		return func(text string) (string, error) {
+			if n := strings.Count(text, old); n != 1 {
+				return text, fmt.Errorf("%q is there %d times, and not once", old, n)
+			}
+			return strings.Replace(text, old, with, 1), nil
+		}
+	}
+	chosen := func(folder, pkg string) error {
+		return change(filepath.Join(folder, "zz_mutant.go"), func(string) (string, error) {
+			return "package " + pkg + "\n\nimport (\n\t\"os\"\n\t\"strings\"\n)\n\nvar chosenMutant = strings.TrimSpace(os.Args[2])\n", nil
+		})
+	}
+	const loader = "../internal/luascript/luascript.go"
+	var table strings.Builder
+	for _, m := range all {
+		if m.file == "" {
+			fmt.Fprintf(&table, "\t%q: {%q, %q, %q},\n", m.name, m.script, m.old, m.new)
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), m.file, nil, parser.PackageClauseOnly)
+		if err != nil {
+			return "", err
+		}
+		if err := chosen(filepath.Dir(m.file), file.Name.Name); err != nil {
+			return "", err
+		}
+		if err := change(m.file, once(m.old, fmt.Sprintf(m.new, fmt.Sprintf("(chosenMutant == %q)", m.name)))); err != nil {
+			return "", fmt.Errorf("%s, %s: %w", m.file, m.name, err)
+		}
+	}
+	if err := chosen(filepath.Dir(loader), "luascript"); err != nil {
+		return "", err
+	}
+	load := once("return New(read(files, name+\".lua\"))", "return New(mutated(name, read(files, name+\".lua\")))")
+	if err := change(loader, load); err != nil {
+		return "", err
+	}
+	if err := change(loader, func(text string) (string, error) { return text + fmt.Sprintf(mutating, table.String()), nil }); err != nil {
+		return "", err
+	}
+	paths := map[string]string{}
+	for path, text := range replaced {
+		paths[path] = filepath.Join(dir, fmt.Sprint("mutated", len(paths), ".go"))
+		if err := os.WriteFile(paths[path], []byte(text), 0o600); err != nil {
+			return "", err
+		}
+	}
+	return build(ctx, dir, paths)
+}
+
+// mutating is what the loader of scripts has beside.
+const mutating = `
+var mutants = map[string][3]string{
+%s}
+
+func mutated(name, text string) string {
+	m, is := mutants[chosenMutant]
+	if is && (m[0] == "" || m[0] == name) && strings.Count(text, m[1]) == 1 {
+		return strings.Replace(text, m[1], m[2], 1)
+	}
+	return text
+}
+`
+
+// tryMutants plays worlds of each mutant that some text matches until one breaks a promise, and appends a line for each to a file:
+// how many seeds it took, or 0; its name; what was broken. It leaves out those that the file has.
+func tryMutants(ctx context.Context, c plan.Config, seeds uint64, match *regexp.Regexp, results string) error {
+	var all []mutant
+	for folder := range mutantFolders {
+		some, err := readMutants(folder)
+		if err != nil {
+			return err
+		}
+		all = append(all, some...)
+	}
+	dir, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	b, err := buildMutants(ctx, dir, all)
+	if err != nil {
+		return err
+	}
+	known, err := os.ReadFile(results)
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	out, err := os.OpenFile(results, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }()
+	w := bufio.NewWriter(out)
+	for _, m := range all {
+		if !match.MatchString(m.name) || strings.Contains(string(known), "\t"+m.name+"\t") {
+			continue
+		}
+		seed, what := b.kill(c, m, seeds)
+		line := fmt.Sprintf("%d\t%s\t%s\t%s\n", seed, cmp.Or(m.file, m.world+", "+cmp.Or(m.script, "scripts")), m.name, what)
+		fmt.Print(line)
+		_, _ = w.WriteString(line)
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kill plays worlds of a mutant from the first seed on, on all cores, and returns how many it took until one found it; 0: none did.
+func (b binary) kill(c plan.Config, m mutant, seeds uint64) (took uint64, what string) {
+	var mu sync.Mutex
+	var players sync.WaitGroup
+	next := uint64(0)
+	for range runtime.NumCPU() {
+		players.Go(func() {
+			for {
+				mu.Lock()
+				n := next
+				next++
+				done := took > 0 || n >= seeds
+				mu.Unlock()
+				if done {
+					return
+				}
+				this := c
+				this.Seed, this.World, this.Mutant = c.Seed+n, m.world, m.name
+				r, _, err := b.play(this)
+				mu.Lock()
+				switch {
+				case err != nil && (took == 0 || n+1 < took):
+					took, what = n+1, strings.SplitN(err.Error(), "\n", 3)[0]
+				case len(r.Violations) > 0 && (took == 0 || n+1 < took):
+					took, what = n+1, r.Violations[0]
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	players.Wait()
+	return took, what
+}
