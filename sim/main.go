@@ -41,6 +41,7 @@ func run() error {
 	flag.IntVar(&c.Processes, "processes", 0, "how many processes there are; 0: the seed decides")
 	flag.IntVar(&c.Seconds, "seconds", 60, "for how many virtual seconds there are faults")
 	flag.BoolVar(&c.Trace, "trace", false, "list every command that Redis runs among the events")
+	shrink := flag.Bool("shrink", false, "look for a smaller world that breaks a promise as well")
 	stacks := flag.Bool("stacks", false, "print the stacks of all goroutines at the first broken promise")
 	list := func(of *[]string) func(string) error {
 		return func(text string) error {
@@ -68,6 +69,12 @@ func run() error {
 	w, err := build(context.Background(), dir, nil)
 	if err != nil {
 		return err
+	}
+	if *shrink {
+		if c, _, err = w.shrink(c); err != nil {
+			return err
+		}
+		fmt.Println(command(c))
 	}
 	if *seeds == 1 {
 		return w.tell(c, *stacks)
@@ -233,7 +240,7 @@ func (t *total) add(c plan.Config, r plan.Report, cpu time.Duration, err error) 
 		fmt.Println("FAIL", err)
 	case len(r.Violations) > 0:
 		t.failed++
-		fmt.Printf("FAIL go run -C sim . -world=%s -seed=%d: %d broken promises, the first: %s\n", c.World, c.Seed, len(r.Violations), r.Violations[0])
+		fmt.Printf("FAIL %s: %d broken promises, the first: %s\n", command(c), len(r.Violations), r.Violations[0])
 	}
 }
 

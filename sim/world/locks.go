@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -13,7 +14,7 @@ import (
 
 // locks is a world of processes whose goroutines call for few keys, in every way that there is.
 func (w *world) locks() {
-	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, waiting: map[string]int{}}
+	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}}
 	w.startAll(l.work)
 	l.settle()
 }
@@ -23,6 +24,8 @@ type locksWorkload struct {
 	r       chance
 	auditor *auditor
 	tokens  map[string]string // of detached leases, by key
+	runs    map[int64]*stay   // of Once, by their fences
+	period  *stay             // the last run that Redis knows to have succeeded
 	waiting map[string]int    // calls under way, by process
 }
 
@@ -42,6 +45,76 @@ func (l *locksWorkload) work(p *process) {
 				l.waiting[p.name]--
 			}
 		}()
+	}
+	p.told.confirmed = l.confirmed
+	go func() {
+		for n := 0; !l.w.calm; n++ {
+			time.Sleep(l.r.between(0, every))
+			l.once(p, fmt.Sprintf("%s.once.%d", p.name, n))
+		}
+	}()
+	go l.lead(p)
+}
+
+const (
+	onceKey, leadKey = "once", "lead"
+	every            = 4 * time.Second // is the period of Once
+)
+
+// once calls for a period's run.
+func (l *locksWorkload) once(p *process, who string) {
+	ctx, leave := context.WithTimeout(context.Background(), l.r.between(time.Second, 5*time.Second))
+	defer leave()
+	l.w.report.Calls["once"]++
+	p.told.calling()
+	ran, err := p.locker.Once(ctx, onceKey, every, func(ctx context.Context) error {
+		lease, _ := core.LeaseFrom(ctx)
+		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+		l.auditor.enter(onceKey, s)
+		if last := l.period; last != nil && time.Since(last.began) < every*9/10 && s.alive() && !l.auditor.excused(last) && !l.auditor.excused(s) {
+			l.w.violation(who, "it runs %s after %s did", time.Since(last.began), last.who)
+		}
+		l.runs[s.fence] = s
+		l.stayFor(ctx, 800*time.Millisecond)
+		l.auditor.leave(onceKey, s)
+		if l.r.one(4) {
+			delete(l.runs, s.fence)
+			return errPlanned
+		}
+		return nil
+	})
+	l.w.emit(who, "once", onceKey, ran, " ", err)
+	if !errors.Is(err, errPlanned) {
+		l.expect(who, "once", err)
+	}
+}
+
+// confirmed begins a period, once Redis was told that its run succeeded.
+func (l *locksWorkload) confirmed(e core.Released) {
+	if run := l.runs[e.Fence]; run != nil && e.Key == onceKey {
+		l.period = run
+	}
+}
+
+// lead has a process be a candidate, and lead for a while each time.
+func (l *locksWorkload) lead(p *process) {
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	as(0, func() { time.AfterFunc(time.Duration(l.w.config.Seconds)*time.Second, leave) })
+	for n := 0; ctx.Err() == nil; n++ {
+		who := fmt.Sprintf("%s.lead.%d", p.name, n)
+		l.w.report.Calls["lead"]++
+		err := p.locker.Lead(ctx, leadKey, func(ctx context.Context) error {
+			lease, _ := core.LeaseFrom(ctx)
+			s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+			l.auditor.enter(leadKey, s)
+			l.stayFor(ctx, 4*time.Second)
+			l.auditor.leave(leadKey, s)
+			return nil
+		})
+		if err != nil && ctx.Err() == nil {
+			l.w.violation(who, "lead: %v", err)
+		}
 	}
 }
 
@@ -71,6 +144,7 @@ func (l *locksWorkload) call(p *process, who string) {
 		}
 		delete(l.tokens, key)
 		var lease *core.Lease
+		p.told.calling()
 		if lease, err = p.locker.Resume(ctx, token); err == nil {
 			l.auditor.fences[key] = min(l.auditor.fences[key], lease.Fence()-1) // it is that of the lease that was detached
 			l.hold(p, who, key, lease, core.ModeExclusive, 0)
@@ -101,6 +175,7 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	case "min-hold":
 		opts = append(opts, core.MinHold(700*time.Millisecond))
 	}
+	p.told.calling()
 	lease, err := acquire(ctx, key, opts...)
 	if err != nil {
 		return err
@@ -154,6 +229,7 @@ func (l *locksWorkload) expect(who, what string, err error) {
 
 func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) error {
 	keys := lockKeys[min(1, strings.Index("k0k1k2", from)/2):]
+	p.told.calling()
 	set, err := p.locker.AcquireAll(ctx, keys)
 	if err != nil {
 		return err
@@ -192,11 +268,13 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 }
 
 func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key string) error {
+	p.told.calling()
 	return p.locker.Do(ctx, key, func(ctx context.Context) error {
 		lease, _ := core.LeaseFrom(ctx)
 		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
 		l.auditor.enter(key, s)
 		defer l.auditor.leave(key, s)
+		p.told.calling()
 		return p.locker.Do(ctx, key, func(ctx context.Context) error {
 			l.stayFor(ctx, 500*time.Millisecond)
 			return nil
@@ -211,6 +289,9 @@ func (l *locksWorkload) settle() {
 	for _, p := range alive {
 		if n := l.waiting[p.name]; n > 0 {
 			l.w.violation(p.name, "%d calls still wait a minute after the last fault", n)
+		}
+		if t := p.told; t.calls != t.outcomes || t.granted != t.ended {
+			l.w.violation(p.name, "%d calls had %d outcomes; of %d leases %d ended", t.calls, t.outcomes, t.granted, t.ended)
 		}
 	}
 	for _, p := range alive {

@@ -22,13 +22,39 @@ type process struct {
 	rdb           *redis.Client
 	locker        *core.Locker
 	dead, stopped bool
-	outcomes      map[string]int // what its observer was told of, by key
+	told          told
+}
+
+// told is what the observer of a process was told of, and what was called for.
+type told struct {
+	core.NopObserver
+	calls, outcomes, granted, ended int
+	confirmed                       func(e core.Released) // of a release that Redis was told of
+}
+
+// calling counts a call that has one outcome.
+func (t *told) calling() { t.calls++ }
+
+func (t *told) OnOutcome(_ context.Context, e core.Outcome) {
+	if e.Key != leadKey { // it has one for each try
+		t.outcomes++
+	}
+	t.granted += e.Leases
+}
+
+func (t *told) OnLost(context.Context, core.Lost) { t.ended++ }
+
+func (t *told) OnReleased(_ context.Context, e core.Released) {
+	t.ended++
+	if e.Err == nil && t.confirmed != nil {
+		t.confirmed(e)
+	}
 }
 
 // start starts a process, and has it do its work.
 func (w *world) start(name string, work func(p *process)) {
 	w.groups++
-	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, 3500*time.Millisecond), outcomes: map[string]int{}}
+	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, 3500*time.Millisecond)}
 	w.processes = append(w.processes, p)
 	retries := w.r.IntN(3)
 	started := make(chan struct{})
@@ -39,7 +65,7 @@ func (w *world) start(name string, work func(p *process)) {
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return w.network.dial(p) },
 		})
 		var err error
-		p.locker, err = core.New(p.rdb, core.WithTTL(p.ttl), core.WithLogger(discard))
+		p.locker, err = core.New(p.rdb, core.WithTTL(p.ttl), core.WithLogger(discard), core.WithObserver(&p.told))
 		if err != nil {
 			panic(err)
 		}
