@@ -190,7 +190,7 @@ func TestOutcome_InAnOutage(t *testing.T) {
 		s := fragileSides(t, env, 3*time.Second) // it is taken for down only after all those that leave earlier
 		each := s.each(t)
 		s.proxy.Blackhole(redistest.Requests)
-		asked := func(t *testing.T, e core.Outcome) { require.Equal(t, 1, e.Attempts) }
+		asked := func(t *testing.T, e core.Outcome) { require.LessOrEqual(t, e.Attempts, 1) } // 0: its time was over before
 		each("a caller that leaves while it asks", core.OutcomeCancelled, []string{"TryAcquire", "Resume"}, cancelledAfter(clientTimeout/10, nil), patient, asked)
 		each("the deadline while it asks", core.OutcomeDeadline, byKey, within(clientTimeout/20), patient, asked)
 		each("a Redis that swallows everything", core.OutcomeUnavailable, allWays, unbounded, patient, nil)

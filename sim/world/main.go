@@ -44,4 +44,4 @@ func main() {
 	}
 }
 
-var workloads = map[string]func(w *world){"locks": (*world).locks, "queue": (*world).queue}
+var workloads = map[string]func(w *world){"locks": (*world).locks, "queue": (*world).queue, "web": (*world).web}
