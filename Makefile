@@ -45,7 +45,7 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
 
-simulate: ## play SEEDS worlds (200) of locks and of the queue with faults, in virtual time, from SEED (1) on
+simulate: ## play SEEDS worlds (200) with faults, in virtual time, from SEED (1) on
 	cd sim && go run . -seed $(or $(SEED),1) -seeds $(or $(SEEDS),200)
 
 soak: soak-locks soak-queue soak-bodies soak-fleet ## all of the next

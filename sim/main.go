@@ -1,8 +1,10 @@
 // Command sim plays worlds of perkey's own, unmodified code: some processes, an embedded Redis and a network between them, in virtual
 // time, with faults. All that happens follows from a seed, so that what was found once is found again.
 //
-//	go run -C sim . -seed 7       # one world, of the queue, and what broke in it
-//	go run -C sim . -seeds 1000   # many, on all cores
+//	go run -C sim . -seed 7                   # one world, and what broke in it
+//	go run -C sim . -seeds 1000               # many, on all cores
+//	go run -C sim . -seed 7 -shrink           # a smaller one that breaks a promise as well
+//	go run -C sim . -mutants FILE -seeds 50   # how many seeds it takes to find each mutant of the tests
 //
 // A seed belongs to one state of the sources and one version of Go.
 package main
@@ -37,7 +39,7 @@ func run() error {
 	var c plan.Config
 	flag.Uint64Var(&c.Seed, "seed", 1, "the first seed")
 	seeds := flag.Uint64("seeds", 1, "how many")
-	flag.StringVar(&c.World, "world", "", "the kind of world: locks or queue; empty: locks for an even seed")
+	flag.StringVar(&c.World, "world", "", "the kind of world: locks, queue or web; empty: the seed decides")
 	flag.IntVar(&c.Processes, "processes", 0, "how many processes there are; 0: the seed decides")
 	flag.IntVar(&c.Seconds, "seconds", 60, "for how many virtual seconds there are faults")
 	flag.BoolVar(&c.Trace, "trace", false, "list every command that Redis runs among the events")
@@ -103,9 +105,9 @@ func build(ctx context.Context, dir string, replaced map[string]string) (binary,
 	return binary(built), cmd.Run()
 }
 
-// A world may take so many seconds of processor time; a busy machine may take longer over it.
+// A world may take 60 seconds of processor time and 6 GiB of addresses; a busy machine may take longer over it.
 const (
-	tooMuch = "120"
+	limits  = "ulimit -t 60 && ulimit -v 6291456"
 	tooLong = time.Hour
 )
 
@@ -114,14 +116,14 @@ func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error
 	ctx, cancel := context.WithTimeout(context.Background(), tooLong)
 	defer cancel()
 	if c.World == "" {
-		c.World = []string{"locks", "queue"}[c.Seed%2]
+		c.World = plan.Worlds[c.Seed%uint64(len(plan.Worlds))]
 	}
 	argument, err := json.Marshal(c)
 	if err != nil {
 		return r, 0, err
 	}
 	// An argument of another length, or another variable, would be another world.
-	cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -t "$0" && exec "$@"`, tooMuch, string(b), fmt.Sprintf("%-1000s", argument), fmt.Sprintf("%-200s", c.Mutant)) //nolint:gosec // it was built just now
+	cmd := exec.CommandContext(ctx, "sh", "-c", limits+` && exec "$0" "$@"`, string(b), fmt.Sprintf("%-1000s", argument), fmt.Sprintf("%-200s", c.Mutant)) //nolint:gosec // it was built just now
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off"}
 	in, out, err := os.Pipe()
 	if err != nil {

@@ -3,6 +3,9 @@ package plan
 
 import "time"
 
+// Worlds are the kinds of worlds: calls for keys; a queue and its workers; a service whose clients ask again.
+var Worlds = []string{"locks", "queue", "web"}
+
 // Config is what a world is asked for. What is zero is decided by the seed.
 type Config struct {
 	Seed          uint64
