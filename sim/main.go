@@ -12,6 +12,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -53,6 +54,8 @@ func run() error {
 	}
 	flag.Func("with", "kinds of faults that happen in any case, as in: stop,die", list(&c.With))
 	flag.Func("without", "kinds of faults that do not happen", list(&c.Without))
+	flag.Func("strict", "what is not promised, and counts as broken too: that redis keeps its data and its time, that nobody is deaf to the end of a lease", list(&c.Strict))
+	results := flag.String("results", "", "a file to append a line to of what came of many worlds, for docs/proof.md")
 	mutants := flag.String("mutants", "", "a file: instead, try the mutants of core's and delayqueue's tests, and append to it how many seeds each took")
 	only := flag.String("run", "", "with -mutants: those whose name matches")
 	flag.Parse()
@@ -83,6 +86,11 @@ func run() error {
 	}
 	all := w.playAll(c, *seeds)
 	fmt.Print(all)
+	if *results != "" {
+		if err := all.append(*results, c, *seeds); err != nil {
+			return err
+		}
+	}
 	if all.failed > 0 {
 		return fmt.Errorf("%d of %d seeds failed", all.failed, *seeds)
 	}
@@ -244,6 +252,27 @@ func (t *total) add(c plan.Config, r plan.Report, cpu time.Duration, err error) 
 		t.failed++
 		fmt.Printf("FAIL %s: %d broken promises, the first: %s\n", command(c), len(r.Violations), r.Violations[0])
 	}
+}
+
+// append appends what came of all worlds to a file.
+func (t *total) append(path string, c plan.Config, seeds uint64) error {
+	commit, err := exec.CommandContext(context.Background(), "git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return fmt.Errorf("git describe: %w", err)
+	}
+	line, err := json.Marshal(plan.Batch{
+		Date: time.Now().UTC().Format(time.DateOnly), Commit: strings.TrimSpace(string(commit)), Go: runtime.Version(), World: c.World, First: c.Seed,
+		Worlds: seeds, Failed: t.failed, Calls: t.calls, Orders: len(t.orders), Virtual: t.virtual, Processor: t.cpu, Faults: t.faults,
+	})
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(append(line, '\n'))
+	return errors.Join(err, out.Close())
 }
 
 func (t *total) String() string {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -199,6 +200,7 @@ func tryMutants(ctx context.Context, c plan.Config, seeds uint64, match *regexp.
 		}
 		all = append(all, some...)
 	}
+	slices.SortStableFunc(all, func(a, b mutant) int { return strings.Compare(a.file, b.file) }) // scripts first
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return err

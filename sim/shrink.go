@@ -47,7 +47,7 @@ func (b binary) shrink(c plan.Config) (plan.Config, plan.Report, error) {
 // command is what plays a world again.
 func command(c plan.Config) string {
 	words := []string{"go run -C sim .", fmt.Sprintf("-seed=%d -seconds=%d", c.Seed, c.Seconds)}
-	for _, option := range [][2]string{{"world", c.World}, {"with", strings.Join(c.With, ",")}, {"without", strings.Join(c.Without, ",")}} {
+	for _, option := range [][2]string{{"world", c.World}, {"with", strings.Join(c.With, ",")}, {"without", strings.Join(c.Without, ",")}, {"strict", strings.Join(c.Strict, ",")}} {
 		if option[1] != "" {
 			words = append(words, "-"+option[0]+"="+option[1])
 		}

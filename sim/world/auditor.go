@@ -27,7 +27,7 @@ type stay struct {
 
 // alive reports whether a holder may go on. The ctx of a lease looks at its time, and what it starts then is of the group of whoever
 // asks: one that is stopped would never end it.
-func (s *stay) alive() bool { return !s.left && s.ctx.Err() == nil }
+func (s *stay) alive() bool { return !s.left && (s.p.w.strict("deaf") || s.ctx.Err() == nil) }
 
 // auditor checks who works under the same key.
 type auditor struct {
@@ -80,7 +80,11 @@ func (a *auditor) leave(key string, s *stay) {
 
 // excused reports whether a lease may have been given to another: it was taken away, or Redis lost it, or its clock was set forward.
 func (a *auditor) excused(s *stay) bool {
-	return s.forced || s.fence < a.w.lost || s.began.Before(a.w.lostAt) && !s.began.IsZero()
+	return s.forced || !a.w.strict("redis") && a.mayBeGone(s)
+}
+
+func (a *auditor) mayBeGone(s *stay) bool {
+	return s.fence < a.w.lost || s.began.Before(a.w.lostAt) && !s.began.IsZero()
 }
 
 // force records that a lease was taken away. Its holder is told at its next renewal, or learns it from its own clock.

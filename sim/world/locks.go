@@ -188,7 +188,11 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 func (l *locksWorkload) hold(p *process, who, key string, lease *core.Lease, mode core.Mode, limit int) {
 	s := &stay{p: p, who: who, ctx: lease.Context(), mode: mode, limit: limit, fence: lease.Fence()}
 	l.auditor.enter(key, s)
-	l.stayFor(lease.Context(), 2500*time.Millisecond)
+	work := lease.Context()
+	if l.r.one(12) {
+		work = context.Background() // it is deaf
+	}
+	l.stayFor(work, 2500*time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
 	if mode == core.ModeExclusive && l.r.one(6) && s.alive() {

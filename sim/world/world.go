@@ -71,6 +71,9 @@ func (w *world) startAll(work func(p *process)) {
 // on reports whether a kind of faults happens in this world.
 func (w *world) on(kind string) bool { return slices.Contains(w.faults, kind) }
 
+// strict reports whether something that is not promised counts as broken too.
+func (w *world) strict(what string) bool { return slices.Contains(w.config.Strict, what) }
+
 func (w *world) faulty() bool { return !w.calm }
 
 // event is something that happened, or a command that Redis ran.
