@@ -35,8 +35,6 @@ func TestWorlds_FindWhatIsPlanted(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]struct{ world, file, old, is string }{
 		"a second holder now and then":       {"locks", "core/internal/store/lua/queue.lua", "local function fits(n)\n", "local function fits(n)\n  if now % 7 == 0 then return true end\n"},
-		"releases that free nothing":         {"locks", "core/internal/store/lua/release.lua", "redis.call('DEL', key) -- there is nothing to remember\n", "\n"},
-		"a period that nobody keeps":         {"locks", "core/once.go", "o.minHold = every - every/10", "o.minHold = every / 10"},
 		"a loss that is not counted":         {"queue", "delayqueue/lua/claim.lua", "losses + 1 .. ' '", "losses .. ' '"},
 		"a response that is not found again": {"web", "idempotency/lua/begin.lua", "if was[3] then", "if was[3] and #was[3] % 3 == 0 then"},
 	} {

@@ -4,6 +4,7 @@
 //   - All of the runtime's random numbers, which decide a select, a map's order and math/rand, come from one seeded state.
 //   - A goroutine that becomes runnable changes places with one that waits to run, by the same state: each seed is another order.
 //   - There is no system monitor: its thread takes the processor from whoever is in a system call.
+//   - The process and its host have names that are always the same.
 //   - A goroutine can be in a group, which those that it starts inherit, and those of [time.AfterFunc]. A group is stopped, goes on,
 //     and has a wall clock of its own.
 //
@@ -140,6 +141,14 @@ var files = []file{
 	return t / 1e9, int32(t % 1e9), faketime
 `,
 		},
+	},
+	{ // names of processes are in Redis, and the order of a map goes by its keys
+		path:  "os/exec.go",
+		texts: map[string]string{"func Getpid() int { return syscall.Getpid() }": "func Getpid() int { return 1 }"},
+	},
+	{
+		path:  "os/sys.go",
+		texts: map[string]string{"\treturn hostname()\n": "\treturn \"host\", nil\n"},
 	},
 	{
 		path: "time/sleep.go",
