@@ -57,12 +57,16 @@ func run() error {
 	flag.Func("strict", "what is not promised, and counts as broken too: that redis keeps its data and its time, that nobody is deaf to the end of a lease", list(&c.Strict))
 	results := flag.String("results", "", "a file to append a line to of what came of many worlds, for docs/proof.md")
 	mutants := flag.String("mutants", "", "a file: instead, try the mutants of core's and delayqueue's tests, and append to it how many seeds each took")
+	check := flag.Bool("check", false, "with -mutants: play a world of each mutant of a script that the file says is found within -seeds")
 	only := flag.String("run", "", "with -mutants: those whose name matches")
 	flag.Parse()
 	if *mutants != "" {
 		match, err := regexp.Compile(*only)
 		if err != nil {
 			return err
+		}
+		if *check {
+			return checkMutants(context.Background(), c, *seeds, *mutants)
 		}
 		return tryMutants(context.Background(), c, *seeds, match, *mutants)
 	}

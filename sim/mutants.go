@@ -1,13 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -141,7 +141,7 @@ func buildMutants(ctx context.Context, dir string, all []mutant) (binary, error)
 	var table strings.Builder
 	for _, m := range all {
 		if m.file == "" {
-			fmt.Fprintf(&table, "\t%q: {%q, %q, %q},\n", m.name, m.script, m.old, m.new)
+			fmt.Fprintf(&table, "\t%q: {%q, %q, %q},\n", m.key(), m.script, m.old, m.new)
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), m.file, nil, parser.PackageClauseOnly)
@@ -151,7 +151,7 @@ func buildMutants(ctx context.Context, dir string, all []mutant) (binary, error)
 		if err := chosen(filepath.Dir(m.file), file.Name.Name); err != nil {
 			return "", err
 		}
-		if err := change(m.file, once(m.old, fmt.Sprintf(m.new, fmt.Sprintf("(chosenMutant == %q)", m.name)))); err != nil {
+		if err := change(m.file, once(m.old, fmt.Sprintf(m.new, fmt.Sprintf("(chosenMutant == %q)", m.key())))); err != nil {
 			return "", fmt.Errorf("%s, %s: %w", m.file, m.name, err)
 		}
 	}
@@ -189,29 +189,16 @@ func mutated(name, text string) string {
 }
 `
 
-// tryMutants plays worlds of each mutant that some text matches until one breaks a promise, and appends a line for each to a file:
-// how many seeds it took, or 0; its name; what was broken. It leaves out those that the file has.
+// tryMutants plays worlds of each mutant whose name matches until one breaks a promise, and appends a line for each to a file: how
+// many seeds it took, or 0; where it is; its name; what was broken. It leaves out those that the file has.
 func tryMutants(ctx context.Context, c plan.Config, seeds uint64, match *regexp.Regexp, results string) error {
-	var all []mutant
-	for folder := range mutantFolders {
-		some, err := readMutants(folder)
-		if err != nil {
-			return err
-		}
-		all = append(all, some...)
-	}
-	slices.SortStableFunc(all, func(a, b mutant) int { return strings.Compare(a.file, b.file) }) // scripts first
-	dir, err := os.MkdirTemp("", "mutants")
+	all, b, err := withMutants(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	b, err := buildMutants(ctx, dir, all)
+	defer b.remove()
+	tried, err := readTried(results)
 	if err != nil {
-		return err
-	}
-	known, err := os.ReadFile(results)
-	if err != nil && !os.IsNotExist(err) {
 		return err
 	}
 	out, err := os.OpenFile(results, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
@@ -219,20 +206,116 @@ func tryMutants(ctx context.Context, c plan.Config, seeds uint64, match *regexp.
 		return err
 	}
 	defer func() { _ = out.Close() }()
-	w := bufio.NewWriter(out)
 	for _, m := range all {
-		if !match.MatchString(m.name) || strings.Contains(string(known), "\t"+m.name+"\t") {
+		if _, is := tried[m.key()]; is || !match.MatchString(m.name) {
 			continue
 		}
-		seed, what := b.kill(c, m, seeds)
-		line := fmt.Sprintf("%d\t%s\t%s\t%s\n", seed, cmp.Or(m.file, m.world+", "+cmp.Or(m.script, "scripts")), m.name, what)
+		took, what := b.kill(c, m, seeds)
+		line := fmt.Sprintf("%d\t%s\t%s\t%s\n", took, m.where(), m.name, what)
 		fmt.Print(line)
-		_, _ = w.WriteString(line)
-		if err := w.Flush(); err != nil {
+		if _, err := out.WriteString(line); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// checkMutants plays a world of each mutant of a script that a file says is found within so many seeds, and further ones if the one
+// that found it does not any more.
+func checkMutants(ctx context.Context, c plan.Config, seeds uint64, results string) error {
+	all, b, err := withMutants(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.remove()
+	tried, err := readTried(results)
+	if err != nil {
+		return err
+	}
+	found, plays := 0, uint64(0)
+	var missed []string
+	for _, m := range all {
+		before := tried[m.key()]
+		if m.file != "" || before == 0 || before > seeds {
+			continue
+		}
+		c.Seed = before
+		took, _ := b.kill(c, m, 1)
+		plays++
+		if took == 0 {
+			c.Seed = 1
+			took, _ = b.kill(c, m, 4*seeds)
+			plays += max(took, 1)
+		}
+		if took == 0 {
+			missed = append(missed, m.name)
+			continue
+		}
+		found++
+	}
+	fmt.Printf("%d mutants of scripts found in %d worlds, %d not: %s\n", found, plays, len(missed), strings.Join(missed, ", "))
+	if len(missed) > 0 {
+		return fmt.Errorf("%d mutants are not found any more", len(missed))
+	}
+	return nil
+}
+
+// withMutants reads all mutants, and builds a world with all of them.
+func withMutants(ctx context.Context) (all []mutant, b binary, err error) {
+	for _, folder := range slices.Sorted(maps.Keys(mutantFolders)) {
+		some, err := readMutants(folder)
+		if err != nil {
+			return nil, "", err
+		}
+		all = append(all, some...)
+	}
+	names := map[string]int{}
+	for i := range all {
+		m := &all[i]
+		if names[m.key()]++; names[m.key()] > 1 {
+			m.name += fmt.Sprintf(" (%d)", names[m.key()])
+		}
+	}
+	slices.SortStableFunc(all, func(a, b mutant) int { return strings.Compare(a.file, b.file) }) // scripts first
+	dir, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return nil, "", err
+	}
+	if b, err = buildMutants(ctx, dir, all); err != nil {
+		_ = os.RemoveAll(dir)
+	}
+	return all, b, err
+}
+
+func (b binary) remove() { _ = os.RemoveAll(filepath.Dir(string(b))) }
+
+// where says in which file a mutant is, or in which script.
+func (m mutant) where() string {
+	if m.file != "" {
+		return strings.TrimPrefix(m.file, "../")
+	}
+	return m.world + ", " + cmp.Or(m.script, "several")
+}
+
+func (m mutant) key() string { return m.where() + "\t" + m.name }
+
+// readTried reads how many seeds each mutant took, by its key. A file that is not there has none.
+func readTried(path string) (map[string]uint64, error) {
+	data, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	tried := map[string]uint64{}
+	for line := range strings.Lines(string(data)) {
+		fields := strings.SplitN(line, "\t", 4)
+		if len(fields) < 4 {
+			return nil, fmt.Errorf("%s: %q: want seeds, file, name and what was broken, with tabs between", path, line)
+		}
+		if tried[fields[1]+"\t"+fields[2]], err = strconv.ParseUint(fields[0], 10, 64); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return tried, nil
 }
 
 // kill plays worlds of a mutant from the first seed on, on all cores, and returns how many it took until one found it; 0: none did.
@@ -252,7 +335,7 @@ func (b binary) kill(c plan.Config, m mutant, seeds uint64) (took uint64, what s
 					return
 				}
 				this := c
-				this.Seed, this.World, this.Mutant = c.Seed+n, m.world, m.name
+				this.Seed, this.World, this.Mutant = c.Seed+n, m.world, m.key()
 				r, _, err := b.play(this)
 				mu.Lock()
 				switch {

@@ -72,7 +72,7 @@ func run() error {
 	data.Faults = slices.Sorted(maps.Keys(data.All.Faults))
 	err = lines("results/mutants.tsv", func(line string) error {
 		fields := strings.SplitN(line, "\t", 4)
-		m := mutant{File: strings.TrimPrefix(fields[1], "../"), Name: fields[2]}
+		m := mutant{File: fields[1], Name: fields[2]}
 		if _, err := fmt.Sscan(fields[0], &m.Seeds); err != nil {
 			return fmt.Errorf("%q: %w", line, err)
 		}
