@@ -117,11 +117,14 @@ func build(ctx context.Context, dir string, replaced map[string]string) (binary,
 	return binary(built), cmd.Run()
 }
 
-// A world may take 60 seconds of processor time and 6 GiB of addresses; a busy machine may take longer over it.
+// A world may take two minutes of processor time and 4 GiB of addresses; a busy machine may take longer over it.
 const (
-	limits  = "ulimit -t 60 && ulimit -v 6291456"
+	limits  = "ulimit -t 120 && ulimit -v 4194304"
 	tooLong = time.Hour
 )
+
+// mostLines is how much is shown of what a world says that crashed.
+const mostLines = 40
 
 // play plays a world, and returns what processor time it took.
 func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error) {
@@ -136,7 +139,7 @@ func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error
 	}
 	// An argument of another length, or another variable, would be another world.
 	cmd := exec.CommandContext(ctx, "sh", "-c", limits+` && exec "$0" "$@"`, string(b), fmt.Sprintf("%-1000s", argument), fmt.Sprintf("%-200s", c.Mutant)) //nolint:gosec // it was built just now
-	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off"}
+	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1,gcstoptheworld=2", "GOGC=200"}
 	in, out, err := os.Pipe()
 	if err != nil {
 		return r, 0, err
@@ -154,7 +157,8 @@ func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error
 	err = cmd.Wait()
 	cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if err != nil {
-		return r, cpu, fmt.Errorf("seed %d: %w\n%s", c.Seed, err, withoutHeaders(said.String()))
+		lines := strings.SplitAfterN(withoutHeaders(said.String()), "\n", mostLines+1)
+		return r, cpu, fmt.Errorf("%s: %w\n%s", command(c), err, strings.Join(lines[:min(len(lines), mostLines)], ""))
 	}
 	return r, cpu, json.Unmarshal(text, &r)
 }

@@ -9,7 +9,7 @@
 //     and has a wall clock of its own.
 //
 // With it, the build tag faketime, which has the clock jump to the next timer when nothing can run, CGO_ENABLED=0, GOMAXPROCS=1,
-// GODEBUG=asyncpreemptoff=1, GOGC=off and an environment that is always the same, a program without network does the same whenever
+// GODEBUG=asyncpreemptoff=1,gcstoptheworld=2 and an environment that is always the same, a program without network does the same whenever
 // it has the same seed.
 package overlay
 

@@ -5,6 +5,7 @@ package main
 import (
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"time"
 
@@ -52,6 +53,9 @@ func newServer(w *world) *redisServer {
 // serve serves a connection.
 func (s *redisServer) serve(c net.Conn) { as(serverGroup, func() { s.Server().ServeConn(c) }) }
 
+// mostEvents is many times of what a world has that is well.
+const mostEvents = 600_000
+
 // Redis asks before a command whether it may use more memory. Once a script has written, it is not stopped any more.
 var (
 	growing = []string{"SET", "SETEX", "PSETEX", "HSET", "HSETNX", "HMSET", "HINCRBY", "ZADD", "ZINCRBY", "SADD", "RPUSH", "LPUSH", "INCR", "INCRBY", "APPEND", "XADD"}
@@ -60,6 +64,11 @@ var (
 
 func (s *redisServer) before(c *server.Peer, command string, args ...string) bool {
 	s.w.events = append(s.w.events, event{time.Since(s.w.began), command, args})
+	if len(s.w.events) > mostEvents {
+		s.w.violation("redis", "there is no end to commands")
+		s.w.tell()
+		os.Exit(0)
+	}
 	switch {
 	case command == "EVAL" || command == "EVALSHA":
 		s.wrote = false
