@@ -47,6 +47,7 @@ bench: ## measure beside other locks and the floors, on a redis-server of its ow
 
 simulate: ## play SEEDS worlds (200) with faults, in virtual time, from SEED (1) on
 	cd sim && go run . -seed $(or $(SEED),1) -seeds $(or $(SEEDS),200)
+	$(if $(SEEDS)$(SEED),,cd sim && go run . -mutants results/mutants.tsv -check -seeds 2)
 
 soak: soak-locks soak-queue soak-bodies soak-fleet ## all of the next
 

@@ -19,7 +19,7 @@ export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 # Most heaps are small here, and collecting them costs a tenth of the processor's time. Large ones stay bounded.
 export GOGC="${GOGC:-400}" GOMEMLIMIT="${GOMEMLIMIT:-1GiB}"
 
-test_module() { (cd "$1" && go test -vet=all -count=1 -parallel=6 -timeout=5m ./...); }
+test_module() { (cd "$1" && go test -vet=all -count=1 -parallel=6 -timeout=15m ./...); }
 test_beside() { test_module "$1" >"$tmp/${1//\//-}.output" 2>&1 || echo "$1" >>"$tmp/failed"; }
 
 # The modules beside the main one, which have dependencies of their own: two at a time, while the main one is tested.

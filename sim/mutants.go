@@ -23,14 +23,16 @@ import (
 // mutant is a broken piece of core or of delayqueue, as the tests there have it.
 type mutant struct {
 	name     string
-	world    string
+	worlds   []string
 	file     string // of Go; "": it is in scripts
 	script   string // "": all that have the piece
 	old, new string // in a file of Go %s or %[1]s is true in this mutant
 }
 
 // mutantFolders are where tests have mutants that a world may kill, and which.
-var mutantFolders = map[string]string{"../core": "locks", "../core/internal/waitqueue": "locks", "../core/internal/schedule": "locks", "../delayqueue": "queue"}
+var mutantFolders = map[string][]string{
+	"../core": {"locks", "queue"}, "../core/internal/waitqueue": {"locks"}, "../core/internal/schedule": {"locks"}, "../delayqueue": {"queue"},
+}
 
 // readMutants reads the mutants that the tests of a folder have: elements of lists of mutant, scriptMutant, engineMutant and
 // mutant.Mutant.
@@ -51,8 +53,10 @@ func readMutants(folder string) (all []mutant, err error) {
 				if m.file != "" {
 					m.file = filepath.Join(folder, m.file)
 				}
-				m.world = mutantFolders[folder]
-				all = append(all, m)
+				m.worlds = mutantFolders[folder]
+				if m.old != "" && (m.file != "" || !strings.Contains(m.new, "%s") && !strings.Contains(m.new, "%[1]s")) { // else its file is a constant
+					all = append(all, m)
+				}
 			}
 			return false
 		})
@@ -294,7 +298,7 @@ func (m mutant) where() string {
 	if m.file != "" {
 		return strings.TrimPrefix(m.file, "../")
 	}
-	return m.world + ", " + cmp.Or(m.script, "several")
+	return m.worlds[0] + ", " + cmp.Or(m.script, "several")
 }
 
 func (m mutant) key() string { return m.where() + "\t" + m.name }
@@ -335,7 +339,7 @@ func (b binary) kill(c plan.Config, m mutant, seeds uint64) (took uint64, what s
 					return
 				}
 				this := c
-				this.Seed, this.World, this.Mutant = c.Seed+n, m.world, m.key()
+				this.Seed, this.World, this.Mutant = c.Seed+n, m.worlds[(c.Seed+n)%uint64(len(m.worlds))], m.key()
 				r, _, err := b.play(this)
 				mu.Lock()
 				switch {

@@ -41,7 +41,7 @@ func setTestingReader(io.Reader)
 // seedAll makes all random numbers of the program a function of the seed.
 func seedAll(seed uint64) {
 	runtime.MemProfileRate = 0 // what is allocated would take numbers
-	runtime.GC() // it starts goroutines, which are to be in no group
+	runtime.GC()               // it starts goroutines, which are to be in no group
 	simSeed(seed)
 	var all [32]byte
 	binary.LittleEndian.PutUint64(all[:], seed)
