@@ -118,7 +118,7 @@ func within(seeds int, all []mutant) (n int) {
 	return n
 }
 
-func hours(d time.Duration) string { return fmt.Sprintf("%.0f h", d.Hours()) }
+func hours(d time.Duration) string { return fmt.Sprintf("%.1f h", d.Hours()) }
 
 func of(all map[string]*plan.Batch, name string) *plan.Batch {
 	if all[name] == nil {
