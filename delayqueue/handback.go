@@ -10,26 +10,21 @@ import (
 
 const (
 	// The delay of what is handed back doubles between these.
-	handBackFirst = time.Second
-	handBackMost  = 30 * time.Second
-	handBackEach  = time.Millisecond // up to this is added for each message that is known
+	handBackFirst, handBackMost = time.Second, 30 * time.Second
+	handBackEach                = time.Millisecond // up to this is added for each message that is known
 	// Messages that are handed back without a lock are sent to Redis together, after this time at the latest.
 	handBackWait = 250 * time.Millisecond
-	// An idle Worker whose last message was handed back waits this long before its next claim, or twice as long as its claim
-	// took, if that is longer, so that other Workers get the message first. With 2 ms, the one process of ten that could run
-	// the messages ran them up to 30 s later.
-	handBackYield     = 8 * time.Millisecond
-	handBackYieldMost = 250 * time.Millisecond
-	// The handler is asked once in this time about the messages of a name that it has handed back.
-	askAgain   = 30 * time.Second
-	askAnother = 100 * time.Millisecond // if this one may not reach the handler: its key is held
-	// How many messages are remembered at most.
-	maxHandedBack = 65_536
+	// An idle Worker whose last message was handed back waits this long before its next claim, or twice as long as its claim took, if that is
+	// longer, so that other Workers get the message first. With 2 ms, the one process of ten that could run the messages ran them up to 30 s later.
+	handBackYield, handBackYieldMost = 8 * time.Millisecond, 250 * time.Millisecond
+	// The handler is called again for one of the messages of a name that it has handed back: that long after the last call, or sooner for
+	// another one if the one that was to be it has not reached the handler, since its key is held.
+	askAgain, askAnother = 30 * time.Second, 300 * time.Millisecond
+	maxHandedBack        = 65_536 // messages that are remembered
 )
 
-// handedBack is the set of messages that the handler has handed back: when they return they cost
-// neither a lock nor a call. From time to time the handler is called for one of each name, since a
-// reload may have changed what it can run.
+// handedBack is the set of messages that the handler has handed back: when they return they cost neither a lock nor a call. From time to time
+// the handler is called for one of each name, since a reload may have changed what it can run.
 type handedBack struct {
 	mu    sync.Mutex
 	names map[string]*handedBackName
@@ -52,18 +47,26 @@ func (h *handedBack) add(m Message, why error) {
 	}
 	n := h.names[m.Name]
 	if n == nil {
-		n = &handedBackName{ids: map[string]error{}}
+		n = &handedBackName{ids: map[string]error{}, asked: time.Now()}
 		h.names[m.Name] = n
 	}
 	if n.ids[m.ID] == nil {
 		h.count++
 	}
-	n.ids[m.ID], n.asked = why, time.Now()
+	n.ids[m.ID] = why
 	h.last.Store(true)
 }
 
-// why returns why a message was handed back. It is nil if it was not, or if the handler is to be
-// called again.
+// asks notes that the handler is about to be called for a message.
+func (h *handedBack) asks(m Message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := h.names[m.Name]; n != nil && n.ids[m.ID] != nil {
+		n.asked = time.Now()
+	}
+}
+
+// why returns why a message was handed back. It is nil if it was not, or if the handler is to be called again.
 func (h *handedBack) why(m Message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,8 +81,7 @@ func (h *handedBack) why(m Message) error {
 	return n.ids[m.ID]
 }
 
-// has reports whether the handler has handed back a message of the name, and has run none of
-// these since.
+// has reports whether the handler has handed back a message of the name, and has run none of these since.
 func (h *handedBack) has(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,7 +115,7 @@ type returns struct {
 // handBack hands a claimed message back, soon and without a lock, if it is known that this Worker
 // cannot run it. It reports false if that is not known.
 func (w *fetcher) handBack(c *claim) bool {
-	if c.mayRun {
+	if c.looked {
 		return false
 	}
 	why := cmp.Or(w.handedBack.why(c.message), w.queue.sealer.cannotOpen(c.message))
@@ -121,7 +123,7 @@ func (w *fetcher) handBack(c *claim) bool {
 		why = w.checked(c.message)
 	}
 	if why == nil || w.isStopping() || c.partition.joinedLate(c.message) {
-		c.mayRun = true // to look twice would take back that the handler is to be asked
+		c.looked = true // to look twice would take back that the handler is to be asked
 		return false
 	}
 	w.handedBack.last.Store(true)

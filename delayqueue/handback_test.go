@@ -56,11 +56,17 @@ func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
 	})
 }
 
-// What a process could not run it is asked for again, though another of the name meets a held key each second.
+// The handler is called again for what it handed back: soon, though the key of another message of the name is held, and though others of
+// the name come; and once in 30 s, however long it takes.
 func TestHandBack_TheHandlerIsAskedAgain(t *testing.T) {
 	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
-		b, began := setup(t, env), time.Now()
+		b, began, slow := setup(t, env), time.Now(), atomic.Int64{}
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Name == "slow" {
+				slow.Add(1)
+				time.Sleep(3 * time.Second)
+				return handsBack(ctx, m)
+			}
 			if time.Since(began) < 20*time.Second {
 				return handsBack(ctx, m)
 			}
@@ -71,7 +77,11 @@ func TestHandBack_TheHandlerIsAskedAgain(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		_, err := b.locker.Acquire(t.Context(), "held")
 		require.NoError(t, err)
+		for range 10 {
+			b.enqueue(delayqueue.Job{Name: "slow"})
+		}
 		time.Sleep(67 * time.Second)
+		require.LessOrEqual(t, slow.Load(), int64(10+3))
 		require.Equal(t, delayqueue.StateDone, b.status(id).State)
 	})
 }
@@ -191,17 +201,6 @@ func (m idleMessages) fill(b *bench, q *delayqueue.Queue) {
 		})
 	}
 	wg.Wait()
-}
-
-// While a worker has thousands of messages that it cannot run, what it can run starts as soon as before.
-func TestHandBack_MessagesThatNobodyRunsDelayNoOthers(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, fewIdle.delayNoOthers(time.Millisecond, noCheck))
-}
-
-func TestHandBack_MessagesThatACheckKnowsDelayNoOthers(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, fewIdle.delayNoOthers(0, delayqueue.WithCheck(checkForeign)))
 }
 
 // delayNoOthers returns what checks that the messages delay one of a hundred others by 10 ms at most, when they have been looked at for

@@ -190,6 +190,7 @@ func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
 		return &unopenedError{err}
 	}
 	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
+	w.handedBack.asks(c.message)
 	began := time.Now()
 	err = w.handler(ctx, c.message)
 	w.ran(time.Since(began))

@@ -258,7 +258,7 @@ func checkMutants(ctx context.Context, c plan.Config, seeds uint64, results stri
 		found++
 	}
 	fmt.Printf("%d mutants of scripts found in %d worlds, %d not: %s\n", found, plays, len(missed), strings.Join(missed, ", "))
-	if len(missed) > 0 {
+	if found == 0 || len(missed) > 0 {
 		return fmt.Errorf("%d mutants are not found any more", len(missed))
 	}
 	return nil

@@ -92,7 +92,7 @@ func (a *auditor) force(key string, s *stay) {
 	s.forced = true
 	as(0, func() {
 		time.AfterFunc(2*s.p.ttl, func() {
-			if s.alive() && !s.p.stopped && !s.p.dead {
+			if s.forced && s.alive() && !s.p.stopped && !s.p.dead {
 				a.w.violation(s.who, "%s: it was taken away, and it was not told", key)
 			}
 		})

@@ -268,7 +268,11 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 	end := q.ledger.start(ctx, p, m, dm)
 	defer func() { end(err) }()
 	if m.key != "" {
-		lease, _ := core.LeaseFrom(ctx)
+		lease, ok := core.LeaseFrom(ctx)
+		if !ok || lease.Key() != m.key {
+			q.w.violation(who, "it does not work under its key's lease")
+			return nil
+		}
 		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence(), batch: true}
 		q.auditor.enter(m.key, s)
 		defer q.auditor.leave(m.key, s)

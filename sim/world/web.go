@@ -161,7 +161,11 @@ func (s *webWorkload) send(pay *payment) (answered bool) {
 	done := make(chan *httptest.ResponseRecorder, 1)
 	as(p.group, func() {
 		go func() {
-			defer func() { _ = recover() }() // the handler's own
+			defer func() {
+				if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
+					s.w.violation(p.name, "panic: %v", v)
+				}
+			}()
 			r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/"+pay.order+"/pay", strings.NewReader(pay.id))
 			r.Header.Set("Idempotency-Key", `"`+pay.id+`"`)
 			w := httptest.NewRecorder()
