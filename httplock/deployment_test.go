@@ -337,8 +337,8 @@ var deployments = map[string]func(*testing.T){
 		// Something unsealed is left when the last deployment begins: those of the one before run it.
 		was := d.start(known)
 		_, free := d.hold(was, "left")
+		require.NoError(t, was.queue.Pause(t.Context(), time.Hour)) // before it is parked: what was claimed would still run here
 		left := d.park(was, "left")
-		require.NoError(t, was.queue.Pause(t.Context(), time.Hour))
 		require.Equal(t, http.StatusOK, free().Status)
 		was.stop(t)
 		last := d.start(strict)
