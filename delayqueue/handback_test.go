@@ -250,7 +250,7 @@ type idleMessages struct {
 }
 
 // make soak-queue has more of them, for longer.
-var fewIdle = idleMessages{n: 1500, length: 7 * time.Second}
+var fewIdle = idleMessages{n: 2000, length: 7 * time.Second}
 
 // From the first look at them on, the worker takes no lock for messages that were sealed under a key that it does not have.
 func TestHandBack_MessagesUnderAnUnknownKeyCostLittle(t *testing.T) {
