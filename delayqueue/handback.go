@@ -113,17 +113,14 @@ type returns struct {
 }
 
 // handBack hands a claimed message back, soon and without a lock, if it is known that this Worker
-// cannot run it. It reports false if that is not known.
+// cannot run it. It reports false if that is not known. It is asked once about each claim: a second time it would find that the handler is
+// about to be asked, and hand the message back.
 func (w *fetcher) handBack(c *claim) bool {
-	if c.looked {
-		return false
-	}
 	why := cmp.Or(w.handedBack.why(c.message), w.queue.sealer.cannotOpen(c.message))
 	if why == nil {
 		why = w.checked(c.message)
 	}
 	if why == nil || w.isStopping() || c.partition.joinedLate(c.message) {
-		c.looked = true // to look twice would take back that the handler is to be asked
 		return false
 	}
 	w.handedBack.last.Store(true)

@@ -25,7 +25,6 @@ type claim struct {
 	runs        bool      // it has a place in Worker.running
 	mayBePoison bool      // a worker was lost with it: it counts in Worker.poison
 	alone       bool      // it is in Worker.alone
-	looked      bool      // handBack did, and it is to go on
 	whilePaused bool      // Pause came before the reply that brought it
 	granted     time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.

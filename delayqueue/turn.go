@@ -23,11 +23,13 @@ type turn struct {
 // turnLength bounds a turn: messages of other keys wait for slots too.
 const turnLength = 100 * time.Millisecond
 
-// process runs a claimed message, and those that the settlements return, until there is none: lock
-// → handler → settle → next.
+// process runs a claimed message that is not to be handed back, and those that the settlements return, until there is none: lock → handler →
+// settle → next.
 func (w *Worker) process(c *claim) {
 	for c != nil {
-		c = w.take(c)
+		if c = w.take(c); c != nil && w.fetcherOf(c.partition).handBack(c) {
+			return
+		}
 	}
 }
 
@@ -36,9 +38,6 @@ func (w *Worker) process(c *claim) {
 func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
 		return w.settle(c, outcome{kind: OutcomeReturned, err: ErrStopped})
-	}
-	if w.fetcherOf(c.partition).handBack(c) {
-		return nil
 	}
 	if c.partition.joinedLate(c.message) {
 		return w.carryOver(c)
