@@ -12,7 +12,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -91,12 +90,12 @@ func run() error {
 	all := w.playAll(c, *seeds)
 	fmt.Print(all)
 	if *results != "" {
-		if err := all.append(*results, c, *seeds); err != nil {
+		if err := all.append(*results, c); err != nil {
 			return err
 		}
 	}
-	if all.failed > 0 {
-		return fmt.Errorf("%d of %d seeds failed", all.failed, *seeds)
+	if all.Failed > 0 {
+		return fmt.Errorf("%d of %d seeds failed", all.Failed, *seeds)
 	}
 	return nil
 }
@@ -208,7 +207,7 @@ func (b binary) playAll(c plan.Config, seeds uint64) *total {
 		}
 		close(next)
 	}()
-	all := &total{orders: map[string]bool{}, faults: map[string]int{}}
+	all := &total{orders: map[string]bool{}}
 	var players sync.WaitGroup
 	for range runtime.NumCPU() {
 		players.Go(func() {
@@ -232,58 +231,43 @@ func (b binary) playAll(c plan.Config, seeds uint64) *total {
 
 // total is what came of all worlds.
 type total struct {
-	mu                    sync.Mutex
-	worlds, failed, calls int
-	virtual, cpu          time.Duration
-	orders                map[string]bool
-	faults                map[string]int
+	plan.Batch
+	mu     sync.Mutex
+	orders map[string]bool
 }
 
 func (t *total) add(c plan.Config, r plan.Report, cpu time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.worlds++
 	t.orders[r.Order] = true
-	t.virtual += r.Virtual
-	t.cpu += cpu
+	one := plan.Batch{Worlds: 1, Virtual: r.Virtual, Processor: cpu, Faults: r.Faults}
 	for _, n := range r.Calls {
-		t.calls += n
-	}
-	for kind, n := range r.Faults {
-		t.faults[kind] += n
+		one.Calls += n
 	}
 	switch {
 	case err != nil:
-		t.failed++
+		one.Failed = 1
 		fmt.Println("FAIL", err)
 	case len(r.Violations) > 0:
-		t.failed++
+		one.Failed = 1
 		fmt.Printf("FAIL %s: %d broken promises, the first: %s\n", command(c), len(r.Violations), r.Violations[0])
 	}
+	t.Add(one)
+	t.Orders = len(t.orders)
 }
 
 // append appends what came of all worlds to a file.
-func (t *total) append(path string, c plan.Config, seeds uint64) error {
+func (t *total) append(path string, c plan.Config) error {
 	commit, err := exec.CommandContext(context.Background(), "git", "describe", "--always", "--dirty").Output()
 	if err != nil {
 		return fmt.Errorf("git describe: %w", err)
 	}
-	line, err := json.Marshal(plan.Batch{
-		Date: time.Now().UTC().Format(time.DateOnly), Commit: strings.TrimSpace(string(commit)), Go: runtime.Version(), World: c.World, First: c.Seed,
-		Worlds: seeds, Failed: t.failed, Calls: t.calls, Orders: len(t.orders), Virtual: t.virtual, Processor: t.cpu, Faults: t.faults,
-	})
-	if err != nil {
-		return err
-	}
-	out, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = out.Write(append(line, '\n'))
-	return errors.Join(err, out.Close())
+	t.Date, t.Commit, t.Go = time.Now().UTC().Format(time.DateOnly), strings.TrimSpace(string(commit)), runtime.Version()
+	t.World, t.First = c.World, c.Seed
+	return t.Append(path)
 }
 
 func (t *total) String() string {
 	return fmt.Sprintf("%d worlds, %d failed: %d calls in %s of virtual time, %d different orders of events, %.1f s of processor time\nfaults: %v\n",
-		t.worlds, t.failed, t.calls, t.virtual.Round(time.Second), len(t.orders), t.cpu.Seconds(), t.faults)
+		t.Worlds, t.Failed, t.Calls, t.Virtual.Round(time.Second), t.Orders, t.Processor.Seconds(), t.Faults)
 }

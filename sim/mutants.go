@@ -193,31 +193,21 @@ func mutated(name, text string) string {
 }
 `
 
-// tryMutants plays worlds of each mutant whose name matches until one breaks a promise, and appends a line for each to a file: how
-// many seeds it took, or 0; where it is; its name; what was broken. It leaves out those that the file has.
+// tryMutants plays worlds of each mutant whose name matches until one breaks a promise, and appends what came of it to a file. It leaves
+// out those that the file has.
 func tryMutants(ctx context.Context, c plan.Config, seeds uint64, match *regexp.Regexp, results string) error {
-	all, b, err := withMutants(ctx)
+	all, tried, b, err := withMutants(ctx, results)
 	if err != nil {
 		return err
 	}
 	defer b.remove()
-	tried, err := readTried(results)
-	if err != nil {
-		return err
-	}
-	out, err := os.OpenFile(results, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = out.Close() }()
 	for _, m := range all {
 		if _, is := tried[m.key()]; is || !match.MatchString(m.name) {
 			continue
 		}
 		took, what := b.kill(c, m, seeds)
-		line := fmt.Sprintf("%d\t%s\t%s\t%s\n", took, m.where(), m.name, what)
-		fmt.Print(line)
-		if _, err := out.WriteString(line); err != nil {
+		fmt.Println(took, m.where(), m.name, what)
+		if err := (plan.Mutant{Seeds: took, Where: m.where(), Name: m.name, What: what}).Append(results); err != nil {
 			return err
 		}
 	}
@@ -227,15 +217,11 @@ func tryMutants(ctx context.Context, c plan.Config, seeds uint64, match *regexp.
 // checkMutants plays a world of each mutant of a script that a file says is found within so many seeds, and further ones if the one
 // that found it does not any more.
 func checkMutants(ctx context.Context, c plan.Config, seeds uint64, results string) error {
-	all, b, err := withMutants(ctx)
+	all, tried, b, err := withMutants(ctx, results)
 	if err != nil {
 		return err
 	}
 	defer b.remove()
-	tried, err := readTried(results)
-	if err != nil {
-		return err
-	}
 	found, plays := 0, uint64(0)
 	var missed []string
 	for _, m := range all {
@@ -264,12 +250,20 @@ func checkMutants(ctx context.Context, c plan.Config, seeds uint64, results stri
 	return nil
 }
 
-// withMutants reads all mutants, and builds a world with all of them.
-func withMutants(ctx context.Context) (all []mutant, b binary, err error) {
+// withMutants reads all mutants, and from a file how many seeds each took, by its key; and builds a world with all of them.
+func withMutants(ctx context.Context, results string) (all []mutant, tried map[string]uint64, b binary, err error) {
+	known, err := plan.ReadMutants(results)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	tried = map[string]uint64{}
+	for _, m := range known {
+		tried[m.Where+"\t"+m.Name] = m.Seeds
+	}
 	for _, folder := range slices.Sorted(maps.Keys(mutantFolders)) {
 		some, err := readMutants(folder)
 		if err != nil {
-			return nil, "", err
+			return nil, nil, "", err
 		}
 		all = append(all, some...)
 	}
@@ -283,12 +277,12 @@ func withMutants(ctx context.Context) (all []mutant, b binary, err error) {
 	slices.SortStableFunc(all, func(a, b mutant) int { return strings.Compare(a.file, b.file) }) // scripts first
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	if b, err = buildMutants(ctx, dir, all); err != nil {
 		_ = os.RemoveAll(dir)
 	}
-	return all, b, err
+	return all, tried, b, err
 }
 
 func (b binary) remove() { _ = os.RemoveAll(filepath.Dir(string(b))) }
@@ -302,25 +296,6 @@ func (m mutant) where() string {
 }
 
 func (m mutant) key() string { return m.where() + "\t" + m.name }
-
-// readTried reads how many seeds each mutant took, by its key. A file that is not there has none.
-func readTried(path string) (map[string]uint64, error) {
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	tried := map[string]uint64{}
-	for line := range strings.Lines(string(data)) {
-		fields := strings.SplitN(line, "\t", 4)
-		if len(fields) < 4 {
-			return nil, fmt.Errorf("%s: %q: want seeds, file, name and what was broken, with tabs between", path, line)
-		}
-		if tried[fields[1]+"\t"+fields[2]], err = strconv.ParseUint(fields[0], 10, 64); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return tried, nil
-}
 
 // kill plays worlds of a mutant from the first seed on, on all cores, and returns how many it took until one found it; 0: none did.
 func (b binary) kill(c plan.Config, m mutant, seeds uint64) (took uint64, what string) {

@@ -27,16 +27,6 @@ type Config struct {
 	Trace         bool     // every command that Redis runs is among the events
 }
 
-// Batch is what came of many worlds.
-type Batch struct {
-	Date, Commit, Go      string
-	World                 string
-	First, Worlds         uint64 // seeds
-	Failed, Calls, Orders int
-	Virtual, Processor    time.Duration
-	Faults                map[string]int
-}
-
 // Report is what came of a world.
 type Report struct {
 	Processes  int

@@ -4,10 +4,8 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	_ "embed"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -35,56 +33,34 @@ func run() error {
 		All    plan.Batch
 		Faults []string
 		Told   map[string]string
-		Found  []mutant // scripts first
-		Missed []mutant
+		Found  []plan.Mutant // scripts first
+		Missed []plan.Mutant
 	}
 	data.Told = plan.Faults
 	worlds := map[string]*plan.Batch{}
-	err := lines("results/worlds.jsonl", func(line string) error {
-		var b plan.Batch
-		if err := json.Unmarshal([]byte(line), &b); err != nil {
-			return err
-		}
-		for _, to := range []*plan.Batch{&data.All, of(worlds, b.World)} {
-			to.World, to.Go = b.World, b.Go
-			to.Date, to.Commit = max(to.Date, b.Date), b.Commit
-			to.Worlds += b.Worlds
-			to.Failed += b.Failed
-			to.Calls += b.Calls
-			to.Orders += b.Orders
-			to.Virtual += b.Virtual
-			to.Processor += b.Processor
-			if to.Faults == nil {
-				to.Faults = map[string]int{}
-			}
-			for kind, n := range b.Faults {
-				to.Faults[kind] += n
-			}
-		}
-		return nil
-	})
+	batches, err := plan.ReadBatches("results/worlds.jsonl")
 	if err != nil {
 		return err
+	}
+	for _, b := range batches {
+		for _, to := range []*plan.Batch{&data.All, of(worlds, b.World)} {
+			to.Add(b)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(worlds)) {
 		data.Worlds = append(data.Worlds, *worlds[name])
 	}
 	data.Faults = slices.Sorted(maps.Keys(data.All.Faults))
-	err = lines("results/mutants.tsv", func(line string) error {
-		fields := strings.SplitN(line, "\t", 4)
-		m := mutant{File: fields[1], Name: fields[2]}
-		if _, err := fmt.Sscan(fields[0], &m.Seeds); err != nil {
-			return fmt.Errorf("%q: %w", line, err)
-		}
+	mutants, err := plan.ReadMutants("results/mutants.tsv")
+	if err != nil {
+		return err
+	}
+	for _, m := range mutants {
 		if m.Seeds > 0 {
 			data.Found = append(data.Found, m)
 		} else {
 			data.Missed = append(data.Missed, m)
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	out, err := os.Create("../docs/proof.md")
 	if err != nil {
@@ -94,22 +70,16 @@ func run() error {
 	return cmp.Or(t.Execute(out, data), out.Close())
 }
 
-// mutant is a line of mutants.tsv: in how many seeds it was found; 0: in none.
-type mutant struct {
-	Seeds      int
-	File, Name string
+func scripts(all []plan.Mutant) (of []plan.Mutant) {
+	return slices.DeleteFunc(slices.Clone(all), func(m plan.Mutant) bool { return strings.HasSuffix(m.Where, ".go") })
 }
 
-func scripts(all []mutant) (of []mutant) {
-	return slices.DeleteFunc(slices.Clone(all), func(m mutant) bool { return strings.HasSuffix(m.File, ".go") })
-}
-
-func code(all []mutant) (of []mutant) {
-	return slices.DeleteFunc(slices.Clone(all), func(m mutant) bool { return !strings.HasSuffix(m.File, ".go") })
+func code(all []plan.Mutant) (of []plan.Mutant) {
+	return slices.DeleteFunc(slices.Clone(all), func(m plan.Mutant) bool { return !strings.HasSuffix(m.Where, ".go") })
 }
 
 // within counts those that were found in so many seeds at most.
-func within(seeds int, all []mutant) (n int) {
+func within(seeds uint64, all []plan.Mutant) (n int) {
 	for _, m := range all {
 		if m.Seeds <= seeds {
 			n++
@@ -125,19 +95,4 @@ func of(all map[string]*plan.Batch, name string) *plan.Batch {
 		all[name] = &plan.Batch{}
 	}
 	return all[name]
-}
-
-// lines reads a file line by line.
-func lines(path string, each func(line string) error) error {
-	in, err := os.Open(path) //nolint:gosec // its name is a constant
-	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
-	for scanner := bufio.NewScanner(in); scanner.Scan(); {
-		if err := each(scanner.Text()); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return nil
 }
