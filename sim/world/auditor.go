@@ -21,8 +21,13 @@ type stay struct {
 	fence  int64
 	began  time.Time
 	left   bool
-	batch  bool // others worked under the same lease before
+	again  bool // others worked under the same lease before
 	forced bool // its lease was taken away: it is told soon
+}
+
+// under is a stay under an exclusive lease.
+func under(p *process, who string, lease *core.Lease) *stay {
+	return &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
 }
 
 // alive reports whether a holder may go on. The ctx of a lease looks at its time, and what it starts then is of the group of whoever
@@ -34,10 +39,18 @@ type auditor struct {
 	w      *world
 	inside map[string][]*stay
 	fences map[string]int64 // the greatest by key
+	grants map[grant]string // who was given each
+	last   map[string]*stay // who came in last
+}
+
+// grant is a fence of a key: no other grant has it.
+type grant struct {
+	key   string
+	fence int64
 }
 
 func newAuditor(w *world) *auditor {
-	return &auditor{w: w, inside: map[string][]*stay{}, fences: map[string]int64{}}
+	return &auditor{w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]string{}, last: map[string]*stay{}}
 }
 
 // enter records a holder who begins to work.
@@ -63,13 +76,16 @@ func (a *auditor) enter(key string, s *stay) {
 	if s.mode == core.ModeCounted && before > s.limit {
 		a.w.violation(s.who, "%s: number %d of %d", key, before, s.limit)
 	}
-	if s.mode == core.ModeExclusive {
-		if last := a.fences[key]; (s.fence < last || s.fence == last && !s.batch) && !a.excused(s) && !a.w.on("clock-back") {
-			a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
-		}
+	if last := a.fences[key]; s.mode == core.ModeExclusive && s.fence < last && !a.excused(s) && !a.w.on("clock-back") {
+		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
 	}
+	this := grant{key, s.fence}
+	if other := a.grants[this]; other != "" && !s.again && !a.w.on("clock-back") {
+		a.w.violation(s.who, "%s: fence %d, which %s was given", key, s.fence, other)
+	}
+	a.grants[this] = s.who
 	a.fences[key] = max(a.fences[key], s.fence)
-	a.inside[key] = append(now, s)
+	a.inside[key], a.last[key] = append(now, s), s
 }
 
 // leave records that a holder is done.

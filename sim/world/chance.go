@@ -20,5 +20,19 @@ func (c chance) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(c.Int64N(int64(most-least)+1))
 }
 
+// some returns about half of what a world can have, as of its faults: what it has more often is more of a strain. A. Groce and others,
+// Swarm Testing, 2012.
+func some(c chance, all []string) (chosen []string) {
+	for _, one := range all {
+		if c.one(2) {
+			chosen = append(chosen, one)
+		}
+	}
+	if chosen == nil {
+		return all
+	}
+	return chosen
+}
+
 // pick returns one of all.
 func pick[T any](c chance, all ...T) T { return all[c.IntN(len(all))] }

@@ -44,14 +44,15 @@ func (m *message) name() string {
 // ledger knows what was stored, and checks what becomes of it.
 type ledger struct {
 	w        *world
-	attempts int // that a message has at most
+	attempts int           // that a message has at most
+	window   time.Duration // for which a key is kept for a parked call; 0: it is not checked
 	all      []*message
 	byID     map[string]*message
 	purged   bool // of dead letters, at the end
 }
 
-func newLedger(w *world, attempts int) *ledger {
-	return &ledger{w: w, attempts: attempts, byID: map[string]*message{}}
+func newLedger(w *world, attempts int, window time.Duration) *ledger {
+	return &ledger{w: w, attempts: attempts, window: window, byID: map[string]*message{}}
 }
 
 func (l *ledger) add(m *message) {
@@ -192,6 +193,27 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		if errors.Is(err, core.ErrConflict) {
 			m.conflicts++
 		}
+	}
+}
+
+// overtakes checks that a fresh call that comes in has not overtaken a parked one, which was told so before it was granted the key.
+func (l *ledger) overtakes(key string, s, last *stay) {
+	if l.w.on("clock-forward") || l.w.on("clock-back") || last != nil && last.p == s.p { // a process may hand the key on before it hears of a reservation
+		return
+	}
+	var parked *message
+	for _, m := range l.all {
+		switch {
+		case m.key != key || m.seen != "":
+		case m.starts > m.done:
+			return // it waits for its next attempt: the key is free meanwhile
+		case m.kind == "park" && m.starts == 0 && !m.fresh && !m.asked && !m.acked.IsZero() && m.acked.UnixMicro() < s.fence &&
+			l.w.disturbed.Before(m.called) && time.Since(m.called) < l.window:
+			parked = m
+		}
+	}
+	if parked != nil {
+		l.w.violation(s.who, "%s: it overtakes %s, which was parked %s ago", key, parked.id, time.Since(parked.acked))
 	}
 }
 

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -15,6 +17,7 @@ import (
 // locks is a world of processes whose goroutines call for few keys, in every way that there is.
 func (w *world) locks() {
 	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}}
+	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
 	w.startAll(l.work)
 	l.settle()
 }
@@ -23,6 +26,8 @@ type locksWorkload struct {
 	w       *world
 	r       chance
 	auditor *auditor
+	keys    []string
+	calls   []string
 	tokens  map[string]string // of detached leases, by key
 	runs    map[int64]*stay   // of Once, by their fences
 	period  *stay             // the last run that Redis knows to have succeeded
@@ -32,7 +37,7 @@ type locksWorkload struct {
 var lockKeys = []string{"k0", "k1", "k2"}
 
 // lockCalls are what a call can be, each as often as it stands here.
-var lockCalls = []string{"exclusive", "exclusive", "exclusive", "try", "shared", "shared", "counted", "counted", "all", "force", "resume", "max-hold", "min-hold", "reentrant"}
+var lockCalls = []string{"exclusive", "exclusive", "exclusive", "try", "shared", "shared", "counted", "counted", "all", "force", "resume", "max-hold", "min-hold", "reentrant", "herd"}
 
 // work is what a process does.
 func (l *locksWorkload) work(p *process) {
@@ -69,7 +74,7 @@ func (l *locksWorkload) once(p *process, who string) {
 	p.told.calling()
 	ran, err := p.locker.Once(ctx, onceKey, every, func(ctx context.Context) error {
 		lease, _ := core.LeaseFrom(ctx)
-		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+		s := under(p, who, lease)
 		l.auditor.enter(onceKey, s)
 		if last := l.period; last != nil && time.Since(last.began) < every*9/10 && s.alive() && !l.auditor.excused(last) && !l.auditor.excused(s) {
 			l.w.violation(who, "it runs %s after %s did", time.Since(last.began), last.who)
@@ -106,7 +111,7 @@ func (l *locksWorkload) lead(p *process) {
 		l.w.report.Calls["lead"]++
 		err := p.locker.Lead(ctx, leadKey, func(ctx context.Context) error {
 			lease, _ := core.LeaseFrom(ctx)
-			s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+			s := under(p, who, lease)
 			l.auditor.enter(leadKey, s)
 			l.stayFor(ctx, 4*time.Second)
 			l.auditor.leave(leadKey, s)
@@ -120,7 +125,10 @@ func (l *locksWorkload) lead(p *process) {
 
 // call makes one call, and works under what it got.
 func (l *locksWorkload) call(p *process, who string) {
-	kind, key := pick(l.r, lockCalls...), pick(l.r, lockKeys...)
+	kind, key := pick(l.r, l.calls...), pick(l.r, l.keys...)
+	if kind == "herd" && !l.r.one(8) {
+		kind = "try"
+	}
 	timeout := l.r.between(50*time.Millisecond, 12*time.Second)
 	if l.r.one(8) {
 		timeout = 5 * time.Minute // it keeps its place
@@ -135,6 +143,8 @@ func (l *locksWorkload) call(p *process, who string) {
 		err = l.all(ctx, p, who, key)
 	case "force":
 		l.force(ctx, p, who, key)
+	case "herd":
+		l.herd(p, who)
 	case "reentrant":
 		err = l.reentrant(ctx, p, who, key)
 	case "resume":
@@ -146,8 +156,9 @@ func (l *locksWorkload) call(p *process, who string) {
 		var lease *core.Lease
 		p.told.calling()
 		if lease, err = p.locker.Resume(ctx, token); err == nil {
-			l.auditor.fences[key] = min(l.auditor.fences[key], lease.Fence()-1) // it is that of the lease that was detached
-			l.hold(p, who, key, lease, core.ModeExclusive, 0)
+			s := under(p, who, lease)
+			s.again = true
+			l.hold(key, lease, s)
 		}
 	default:
 		err = l.one(ctx, p, who, key, kind)
@@ -161,15 +172,15 @@ func (l *locksWorkload) call(p *process, who string) {
 }
 
 func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind string) error {
-	mode, limit, acquire := core.ModeExclusive, 0, p.locker.Acquire
+	s, acquire := &stay{p: p, who: who, mode: core.ModeExclusive}, p.locker.Acquire
 	var opts []core.AcquireOption
 	switch kind {
 	case "try":
 		acquire = p.locker.TryAcquire
 	case "shared":
-		mode, opts = core.ModeShared, append(opts, core.Shared())
+		s.mode, opts = core.ModeShared, append(opts, core.Shared())
 	case "counted":
-		mode, limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
+		s.mode, s.limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
 	case "max-hold":
 		opts = append(opts, core.MaxHold(1500*time.Millisecond))
 	case "min-hold":
@@ -180,13 +191,14 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	if err != nil {
 		return err
 	}
-	l.hold(p, who, key, lease, mode, limit)
+	s.ctx, s.fence = lease.Context(), lease.Fence()
+	l.hold(key, lease, s)
 	return nil
 }
 
 // hold works under a lease, and then releases it, or hands it on.
-func (l *locksWorkload) hold(p *process, who, key string, lease *core.Lease, mode core.Mode, limit int) {
-	s := &stay{p: p, who: who, ctx: lease.Context(), mode: mode, limit: limit, fence: lease.Fence()}
+func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
+	who := s.who
 	l.auditor.enter(key, s)
 	work := lease.Context()
 	if l.r.one(12) {
@@ -195,7 +207,7 @@ func (l *locksWorkload) hold(p *process, who, key string, lease *core.Lease, mod
 	l.stayFor(work, 2500*time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
-	if mode == core.ModeExclusive && l.r.one(6) && s.alive() {
+	if s.mode == core.ModeExclusive && l.r.one(6) && s.alive() {
 		s.mode = core.ModeShared // readers may be let in before the reply
 		err := lease.Downgrade(ctx)
 		l.w.emit(who, "downgrades", key, err)
@@ -232,7 +244,7 @@ func (l *locksWorkload) expect(who, what string, err error) {
 }
 
 func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) error {
-	keys := lockKeys[min(1, strings.Index("k0k1k2", from)/2):]
+	keys := l.keys[slices.Index(l.keys, from):]
 	p.told.calling()
 	set, err := p.locker.AcquireAll(ctx, keys)
 	if err != nil {
@@ -275,7 +287,7 @@ func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key stri
 	p.told.calling()
 	return p.locker.Do(ctx, key, func(ctx context.Context) error {
 		lease, _ := core.LeaseFrom(ctx)
-		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
+		s := under(p, who, lease)
 		l.auditor.enter(key, s)
 		defer l.auditor.leave(key, s)
 		p.told.calling()
@@ -284,6 +296,37 @@ func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key stri
 			return nil
 		})
 	})
+}
+
+// A herd has so many calls, of callers with little time; and so many keys, which nobody else calls for.
+const herdCalls, herdKeys, herdTime = 300, 100, 400 * time.Millisecond
+
+// herd makes many calls at once, perhaps more than Redis can serve in their time. When they have ended, a call has what it wants soon.
+func (l *locksWorkload) herd(p *process, who string) {
+	taken, unclaimed := 0, p.told.unclaimed
+	var all sync.WaitGroup
+	for n := range herdCalls {
+		key, timeout := fmt.Sprint("h", l.r.IntN(herdKeys)), l.r.between(0, herdTime)
+		all.Go(func() {
+			ctx, leave := context.WithTimeout(context.Background(), timeout)
+			defer leave()
+			p.told.calling()
+			lease, err := p.locker.Acquire(ctx, key)
+			if err != nil {
+				l.expect(who, "herd", err)
+				return
+			}
+			taken++
+			s := under(p, fmt.Sprint(who, ".", n), lease)
+			l.auditor.enter(key, s)
+			l.auditor.leave(key, s)
+			release, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+			defer cancel()
+			l.expect(who, "release", lease.Release(release))
+		})
+	}
+	all.Wait()
+	l.w.emit(who, "herd", "", taken, " taken, ", p.told.unclaimed-unclaimed, " not, cost ", l.w.server.cost)
 }
 
 // settle checks what must hold once there are no faults any more: all calls end, each process gets each key, and nothing is left.
@@ -300,7 +343,7 @@ func (l *locksWorkload) settle() {
 	}
 	for _, p := range alive {
 		as(p.group, func() {
-			for _, key := range lockKeys {
+			for _, key := range l.keys {
 				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 				lease, err := p.locker.Acquire(ctx, key)
 				if err == nil {

@@ -29,6 +29,7 @@ func main() {
 		panic(err)
 	}
 	seedAll(c.Seed)
+	go collect()
 	log.SetOutput(io.Discard)
 	slog.SetDefault(discard)
 	redis.SetLogger(quiet{})

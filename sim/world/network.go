@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"os"
@@ -34,6 +35,7 @@ type end struct {
 
 func (n *network) dial(p *process) (net.Conn, error) {
 	if n.down || p.dead {
+		n.w.disturb(0)
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
 	}
 	client, server := &end{n: n, process: p, wake: make(chan struct{}, 1)}, &end{n: n, wake: make(chan struct{}, 1)}
@@ -87,12 +89,14 @@ func (e *end) Read(b []byte) (int, error) {
 			return n, nil
 		}
 		if e.eof {
+			e.fails()
 			return 0, io.EOF
 		}
 		var late <-chan time.Time
 		if !e.until.IsZero() {
 			left := time.Until(e.until)
 			if left <= 0 {
+				e.fails()
 				return 0, os.ErrDeadlineExceeded
 			}
 			late = time.After(left)
@@ -106,7 +110,11 @@ func (e *end) Read(b []byte) (int, error) {
 
 func (e *end) Write(b []byte) (int, error) {
 	if e.eof {
+		e.fails()
 		return 0, io.ErrClosedPipe
+	}
+	if e.process != nil && bytes.Contains(b, []byte("subscribe")) {
+		e.pushes = true
 	}
 	to := e.peer
 	if to == nil {
@@ -119,7 +127,9 @@ func (e *end) Write(b []byte) (int, error) {
 		cutBefore, cutAfter = e.n.r.one(2), true // lost on its way, or the reply will be
 	case e.n.w.on("late") && e.n.r.one(150):
 		delay += e.n.r.between(0, time.Second)
-	case e.n.w.on("deaf") && to.pushes && e.n.r.one(6):
+		e.n.w.happens("late", "")
+	case e.n.w.on("deaf") && to.pushes && bytes.Contains(b[:min(len(b), 20)], []byte("message")) && e.n.r.one(6):
+		e.n.w.happens("deaf", to.process.name)
 		return len(b), nil // a message of Redis's that nobody gets
 	}
 	if cutBefore {
@@ -149,6 +159,13 @@ func (e *end) Write(b []byte) (int, error) {
 		})
 	})
 	return len(b), nil
+}
+
+// fails records that a process learns that it did not reach Redis. What subscribes has time-outs of its own.
+func (e *end) fails() {
+	if e.process != nil && !e.pushes {
+		e.n.w.disturb(0)
+	}
 }
 
 func (e *end) Close() error {

@@ -28,8 +28,8 @@ type process struct {
 // told is what the observer of a process was told of, and what was called for.
 type told struct {
 	core.NopObserver
-	calls, outcomes, granted, ended int
-	confirmed                       func(e core.Released) // of a release that Redis was told of
+	calls, outcomes, granted, ended, unclaimed int
+	confirmed                                  func(e core.Released) // of a release that Redis was told of
 }
 
 // calling counts a call that has one outcome.
@@ -41,6 +41,8 @@ func (t *told) OnOutcome(_ context.Context, e core.Outcome) {
 	}
 	t.granted += e.Leases
 }
+
+func (t *told) OnUnclaimed(context.Context, core.Unclaimed) { t.unclaimed++ }
 
 func (t *told) OnLost(context.Context, core.Lost) { t.ended++ }
 
@@ -79,6 +81,7 @@ func (w *world) start(name string, work func(p *process)) {
 // pause stops a process for a while.
 func (p *process) pause(d time.Duration) {
 	p.w.happens("stop", fmt.Sprintf("%s for %s", p.name, d))
+	p.w.disturb(d)
 	p.stopped = true
 	simStop(p.group)
 	time.Sleep(d)
@@ -93,6 +96,7 @@ func (p *process) pause(d time.Duration) {
 // die ends a process for good. Its connections end with it, unless its machine does.
 func (p *process) die(withMachine bool) {
 	p.w.happens("die", p.name)
+	p.w.disturb(0)
 	p.dead = true
 	simStop(p.group)
 	for _, e := range p.w.network.open() {

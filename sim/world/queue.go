@@ -16,20 +16,21 @@ import (
 // queue is a world of processes that store work in a queue and run it, beside fresh calls for the same keys.
 func (w *world) queue() {
 	r := newChance(w.config.Seed, 5)
-	attempts := 2 + r.IntN(4)
+	attempts, window := 2+r.IntN(4), pick(r, r.between(time.Second, 10*time.Second), 10*time.Minute)
 	q := &queueWorkload{
-		w: w, r: r, auditor: newAuditor(w), ledger: newLedger(w, attempts), nodes: map[*process]*node{}, moves: r.one(4),
+		w: w, r: r, auditor: newAuditor(w), ledger: newLedger(w, attempts, window), nodes: map[*process]*node{}, moves: r.one(4), fails: r.one(2),
 		options: []delayqueue.Option{
-			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(r.between(time.Second, 10*time.Second)),
+			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(window),
 		},
 	}
 	if r.one(4) {
 		q.options = append(q.options, delayqueue.WithEncryption(delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("an example of a key of 32 bytes!")}}))
 	}
 	if r.one(4) {
-		q.halts = true
+		q.halts, q.ledger.window = true, 0
 		q.options = append(q.options, delayqueue.WithHaltOnDeath(pick(r, delayqueue.HaltParked, delayqueue.HaltKey)))
 	}
+	q.keys, q.calls = queueKeys[:1+r.IntN(len(queueKeys))], some(r, queueCalls)
 	w.startAll(q.work)
 	q.settle()
 }
@@ -39,8 +40,11 @@ type queueWorkload struct {
 	r       chance
 	auditor *auditor
 	ledger  *ledger
+	keys    []string
+	calls   []string
 	options []delayqueue.Option
 	halts   bool // dead letters halt their keys
+	fails   bool // handlers do, and end in other ways
 	moves   bool // the number of partitions changes
 	nodes   map[*process]*node
 	named   int
@@ -95,7 +99,7 @@ var (
 	queueKeys = []string{"k0", "k1", "k2", "k3"}
 	// queueCalls are what a call can be, each as often as it stands here.
 	queueCalls = []string{
-		"enqueue", "enqueue", "enqueue", "keyless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice",
+		"enqueue", "enqueue", "enqueue", "keyless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
 		"cancel", "status", "wait", "redrive", "pause", "repartition",
 	}
 	// expected are the errors that the queue's calls may return, beside those of core.
@@ -104,7 +108,7 @@ var (
 
 // call makes one call.
 func (q *queueWorkload) call(p *process, n *node, who string) {
-	kind := pick(q.r, queueCalls...)
+	kind := pick(q.r, q.calls...)
 	ctx, leave := context.WithTimeout(context.Background(), q.r.between(50*time.Millisecond, 8*time.Second))
 	defer leave()
 	q.w.report.Calls[kind]++
@@ -116,11 +120,16 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 			err = q.ask(ctx, n, who, kind, m)
 		}
 	case "pause":
-		err = n.queue.Pause(ctx, q.r.between(time.Second, 3*time.Second))
+		d := q.r.between(time.Second, 3*time.Second)
+		q.w.disturb(d)
+		err = n.queue.Pause(ctx, d)
 	case "repartition":
 		if q.moves && q.r.one(6) {
+			q.w.disturb(0)
 			err = n.queue.Repartition(ctx, 1+q.r.IntN(3))
 		}
+	case "hold", "grab":
+		err = q.hold(ctx, p, who, kind == "grab")
 	case "park":
 		err = q.park(ctx, p, n, who)
 	default:
@@ -144,7 +153,7 @@ func (q *queueWorkload) next(kind, key string) *message {
 
 // enqueue stores a job, and tries again for a while if it does not know whether it did.
 func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) error {
-	key := pick(q.r, queueKeys...)
+	key := pick(q.r, q.keys...)
 	if kind == "keyless" {
 		key = ""
 	}
@@ -192,15 +201,12 @@ func (q *queueWorkload) payload(m *message) []byte {
 
 // park makes a fresh call, which is stored if its key is held.
 func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who string) error {
-	m := q.next("park", pick(q.r, queueKeys...))
+	m := q.next("park", pick(q.r, q.keys...))
 	call := core.Call{Key: m.key, Name: "parked", ID: m.id, Encode: func() ([]byte, error) { return q.payload(m), nil }}
 	err := n.guard.Do(ctx, call, func(ctx context.Context) error {
 		m.fresh = true
 		lease, _ := core.LeaseFrom(ctx)
-		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence()}
-		q.auditor.enter(m.key, s)
-		defer q.auditor.leave(m.key, s)
-		q.stayFor(ctx, time.Second)
+		q.freshly(ctx, m.key, under(p, who, lease))
 		return nil
 	})
 	var deferred *core.DeferredError
@@ -214,6 +220,37 @@ func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who strin
 	q.w.emit(who, "parked", m.key, m.id)
 	q.ledger.stored(m, true, nil)
 	return nil
+}
+
+// hold makes a call that waits while its key is held, or asks again and again.
+func (q *queueWorkload) hold(ctx context.Context, p *process, who string, greedily bool) error {
+	key, acquire := pick(q.r, q.keys...), p.locker.Acquire
+	if greedily {
+		acquire = p.locker.TryAcquire
+	}
+	lease, err := acquire(ctx, key)
+	for greedily && errors.Is(err, core.ErrConflict) && ctx.Err() == nil {
+		time.Sleep(q.r.between(0, 10*time.Millisecond))
+		lease, err = acquire(ctx, key)
+	}
+	if err != nil {
+		return err
+	}
+	q.freshly(lease.Context(), key, under(p, who, lease))
+	release, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	if err = lease.Release(release); errors.Is(err, core.ErrLeaseLost) {
+		return nil
+	}
+	return err
+}
+
+// freshly works under a lease that a fresh call was granted.
+func (q *queueWorkload) freshly(ctx context.Context, key string, s *stay) {
+	q.ledger.overtakes(key, s, q.auditor.last[key])
+	q.auditor.enter(key, s)
+	defer q.auditor.leave(key, s)
+	q.stayFor(ctx, time.Second)
 }
 
 func (q *queueWorkload) stayFor(ctx context.Context, most time.Duration) {
@@ -273,12 +310,13 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 			q.w.violation(who, "it does not work under its key's lease")
 			return nil
 		}
-		s := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence(), batch: true}
+		s := under(p, who, lease)
+		s.again = true
 		q.auditor.enter(m.key, s)
 		defer q.auditor.leave(m.key, s)
 	}
 	q.stayFor(ctx, pick(q.r, time.Millisecond, 100*time.Millisecond, 900*time.Millisecond))
-	if q.w.calm {
+	if q.w.calm || !q.fails {
 		return nil
 	}
 	switch q.r.IntN(24) {
@@ -364,6 +402,14 @@ func (q *queueWorkload) account(n *node) {
 		}
 	}
 	q.ledger.order()
+	for _, key := range q.keys { // nothing is parked: none is kept for it
+		lease, err := q.w.alive()[0].locker.TryAcquire(ctx, key)
+		if err != nil {
+			q.w.violation("-", "%s is not free in the end: %v", key, err)
+			continue
+		}
+		_ = lease.Release(ctx)
+	}
 	stats, err := n.queue.Stats(ctx)
 	if err != nil || stats.Queued != 0 || stats.Running != 0 || stats.Dead != dead {
 		q.w.violation("-", "%d queued, %d running, %d dead of %d in the end: %v", stats.Queued, stats.Running, stats.Dead, dead, err)

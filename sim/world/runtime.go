@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime"
+	"runtime/metrics"
+	"time"
 	"unsafe"
 )
 
@@ -46,6 +48,19 @@ func seedAll(seed uint64) {
 	var all [32]byte
 	binary.LittleEndian.PutUint64(all[:], seed)
 	setTestingReader(rand.NewChaCha8(all))
+}
+
+// collect collects garbage now and then. The runtime would do it within an allocation: of a goroutine that writes to a map, as it may be,
+// and then another one could go on.
+func collect() {
+	const enough = 256 << 20
+	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	for last := uint64(0); ; time.Sleep(100 * time.Millisecond) {
+		if metrics.Read(allocated); allocated[0].Value.Uint64()-last > enough {
+			runtime.GC()
+			last = allocated[0].Value.Uint64()
+		}
+	}
 }
 
 // as calls f in a group: what it starts is in that too. Group 0 is nobody's, and never stops.

@@ -21,7 +21,9 @@ type redisServer struct {
 	*miniredis.Miniredis
 	w       *world
 	refuses refusal
-	wrote   bool // the script that runs has written something
+	wrote   bool          // the script that runs has written something
+	cost    time.Duration // what a command takes: it runs one at a time
+	free    time.Time     // when the last one is through
 	skew    time.Duration
 	ahead   time.Duration // how far it was set forward, all in all
 	admin   net.Conn
@@ -69,13 +71,20 @@ func (s *redisServer) before(c *server.Peer, command string, args ...string) boo
 		s.w.tell()
 		os.Exit(0)
 	}
+	if s.cost > 0 {
+		now := time.Now()
+		s.free = later(now, s.free).Add(s.cost)
+		time.Sleep(s.free.Sub(now))
+	}
 	switch {
 	case command == "EVAL" || command == "EVALSHA":
 		s.wrote = false
 	case s.refuses == growth && !s.wrote && slices.Contains(growing, command):
+		s.w.disturb(0)
 		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
 		return true
 	case s.refuses == writes && slices.Contains(writing, command):
+		s.w.disturb(0)
 		c.WriteError("READONLY You can't write against a read only replica.")
 		return true
 	case slices.Contains(writing, command):

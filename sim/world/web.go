@@ -110,7 +110,8 @@ func (s *webWorkload) pay(p *process, w http.ResponseWriter, r *http.Request) {
 		s.w.violation(who, "it runs again %s after its response was stored", time.Since(pay.stored))
 	}
 	lease, _ := core.LeaseFrom(r.Context())
-	in := &stay{p: p, who: who, ctx: lease.Context(), mode: core.ModeExclusive, fence: lease.Fence(), batch: true}
+	in := under(p, who, lease)
+	in.again = true
 	s.auditor.enter(pay.order, in)
 	defer s.auditor.leave(pay.order, in)
 	select {

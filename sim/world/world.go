@@ -25,8 +25,9 @@ type world struct {
 	groups    int
 	calm      bool // there are no faults any more
 	lostAt    time.Time
-	faults    []string // the kinds that happen in this world
-	lost      int64    // what Redis granted before this may be lost, by its clock: see auditor
+	faults    []string  // the kinds that happen in this world
+	disturbed time.Time // until when something may keep the queue's promises of order from being kept: see overtakes
+	lost      int64     // what Redis granted before this may be lost, by its clock: see auditor
 
 	digest, order hash.Hash
 	events        []event
@@ -34,18 +35,19 @@ type world struct {
 	report        plan.Report
 }
 
-// kinds are the kinds of faults. Each world has about half of them: A. Groce and others, Swarm Testing, 2012.
+// kinds are the kinds of faults. Each world has about half of them, or few: what is promised only while nothing fails is seen there.
 var kinds = []string{
-	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "restart", "slow", "full", "read-only", "forget",
+	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "restart", "slow", "full", "read-only", "forget", "busy",
 	"clock-back", "clock-forward", "wipe",
 }
 
 func newWorld(c plan.Config) *world {
 	w := &world{config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
 	w.report = plan.Report{Calls: map[string]int{}, Faults: map[string]int{}}
+	oneIn := pick(w.r, 2, 8)
 	for _, kind := range kinds {
 		rare := slices.Contains(kinds[len(kinds)-3:], kind)
-		if on := w.r.one(2) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
+		if on := w.r.one(oneIn) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
 			w.faults = append(w.faults, kind)
 		}
 	}
@@ -106,6 +108,19 @@ func (w *world) emit(who, what, key string, detail ...any) {
 func (w *world) happens(kind, detail string) {
 	w.report.Faults[kind]++
 	w.emit("-", kind, "", detail)
+}
+
+// disturb records that something happens, or lasts for d, after which the queue need not keep a key for parked work for a while: what was
+// claimed is lost, and waits for its next attempt.
+func (w *world) disturb(d time.Duration) {
+	w.disturbed = later(w.disturbed, time.Now().Add(d+10*time.Second))
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // violation records a broken promise.
@@ -179,6 +194,11 @@ func (w *world) strike(r chance, kind string) {
 		w.server.refuses = map[string]refusal{"full": growth, "read-only": writes}[kind]
 		time.Sleep(r.between(100*time.Millisecond, 4*time.Second))
 		w.server.refuses = nothing
+	case "busy":
+		w.happens(kind, "")
+		w.server.cost = r.between(100*time.Microsecond, time.Millisecond)
+		time.Sleep(r.between(time.Second, 6*time.Second))
+		w.server.cost = 0
 	case "forget":
 		w.happens(kind, "")
 		w.server.forget()
@@ -199,7 +219,7 @@ func (w *world) end() {
 	w.calm = true
 	w.emit("-", "calm", "")
 	time.Sleep(6 * time.Second) // what has begun ends
-	w.network.slow, w.server.refuses = 0, nothing
+	w.network.slow, w.server.refuses, w.server.cost = 0, nothing, 0
 }
 
 func (w *world) finish() plan.Report {
