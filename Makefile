@@ -7,13 +7,16 @@ LINT := bin/golangci-lint-$(LINT_VERSION)
 MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openapitest lockotel lockprom ops/console/browsertest sim sqlfence/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-embedded conformance lint fmt docs api demo bench simulate soak soak-locks soak-queue soak-bodies soak-fleet
+.PHONY: help test test-all test-embedded conformance lint fmt docs api demo bench simulate soak soak-locks soak-queue soak-bodies soak-fleet
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: ## run all tests, with the race detector (the modules beside the main one without); TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
+test: ## test the library on a real Redis, with the race detector, and play 200 short worlds; TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
+
+test-all: ## the same but the worlds, and what needs browsers, databases, promtool or Node.js, and mutants
+	@scripts/test.sh all $(TESTFLAGS)
 
 test-embedded: ## run what the embedded Redis can run of the main module's tests, but mutants, on it, without the race detector
 	@PERKEY_TEST_REDIS=embedded PERKEY_REQUIRE_REDIS= scripts/gotest.sh -skip Mutant $(TESTFLAGS) ./...

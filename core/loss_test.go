@@ -45,7 +45,7 @@ func TestObserver_IsToldWhyALeaseWasLost(t *testing.T) {
 			l, other := newLocker(t, env, core.WithObserver(seen)), newLocker(t, env)
 			opts := []core.AcquireOption{core.Named("pay", "1")}
 			if kind == core.LossExpired {
-				opts = append(opts, core.FixedLease(100*time.Millisecond))
+				opts = append(opts, core.FixedLease(time.Second))
 			}
 			lease, err := l.TryAcquire(ctx, string(kind), opts...)
 			require.NoError(t, err)

@@ -7,18 +7,15 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
+// children are what this test binary is instead, by the variable that says so.
+var children = map[string]func(){holderVar: runHolder, stoppedVar: runStopped}
+
 func TestMain(m *testing.M) {
-	if os.Getenv(holderVar) != "" {
-		runHolder()
-		return
-	}
-	if os.Getenv(stoppedVar) != "" {
-		runStopped()
-		return
-	}
-	if os.Getenv(clientVar) != "" {
-		runClient()
-		return
+	for name, run := range children {
+		if os.Getenv(name) != "" {
+			run()
+			return
+		}
 	}
 	redistest.Main(m)
 }

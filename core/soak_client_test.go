@@ -1,3 +1,5 @@
+//go:build soak
+
 package core_test
 
 import (
@@ -58,6 +60,8 @@ func (w workload) standsInLine() bool { return w.Try < 100 }
 
 // clientVar makes this test binary a client: a soakClient in JSON.
 const clientVar = "PERKEY_TEST_CLIENT"
+
+func init() { children[clientVar] = runClient }
 
 // soakClient is one process of a workload, or stands for one.
 type soakClient struct {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The suite of make soak-locks. All of it runs in short among the other tests.
+// The suite of make soak-locks. make test-all runs all of it in short.
 
 var soakOps = flag.Int("ops", 10_000_000, "how many operations the rounds come to at least")
 

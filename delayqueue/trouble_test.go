@@ -1,6 +1,7 @@
 package delayqueue_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// hookFunc is a hook around single commands of a client.
+// hookFunc is a hook around each command of a client: those that are sent together go one by one.
 type hookFunc func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
 
 func (f hookFunc) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -28,7 +29,13 @@ func (f hookFunc) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 func (f hookFunc) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) (err error) {
+		for _, cmd := range cmds {
+			each := f(ctx, cmd, func(ctx context.Context, cmd redis.Cmder) error { return next(ctx, []redis.Cmder{cmd}) })
+			err = cmp.Or(err, each)
+		}
+		return err
+	}
 }
 
 // isScript reports whether a command runs that script in the partition with this base.

@@ -130,7 +130,7 @@ func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
 			s, err := a.queue.Wait(t.Context(), id)
 			require.NoError(t, err)
 			require.Equal(t, delayqueue.StateDone, s.State)
-			require.Equal(t, 1, s.Attempts)
+			require.LessOrEqual(t, s.Attempts-s.Losses, 1, "a claim whose reply was lost counts as a loss")
 			require.GreaterOrEqual(t, s.Conflicts, before.Conflicts)
 		})
 	}
