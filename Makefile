@@ -15,10 +15,10 @@ help: ## show this
 test: ## test the library on a real Redis, with the race detector, and play 200 short worlds; TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
 
-test-all: ## the same but the worlds, and what needs browsers, databases, promtool or Node.js, and mutants
+test-all: ## run all tests: also mutants, what costs most, and what needs browsers, databases, promtool or Node.js; but no worlds
 	@scripts/test.sh all $(TESTFLAGS)
 
-test-embedded: ## run what the embedded Redis can run of the main module's tests, but mutants, on it, without the race detector
+test-embedded: ## run what the embedded Redis can run of make test's, of the main module, on it, without the race detector
 	@PERKEY_TEST_REDIS=embedded PERKEY_REQUIRE_REDIS= scripts/gotest.sh -skip Mutant $(TESTFLAGS) ./...
 
 conformance: ## check every adapter against the same promises, on both Redises, and print the table; PERKEY_REQUIRE_REDIS=1 as for test

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Whether the tests of each package pass RUNS times of RUNS (5), with the race detector (mutants without, as in make test), and no
+# Whether the tests of each package pass RUNS times of RUNS (5), with the race detector (mutants without, as in make test-all), and no
 # second try: the last two of the runs beside four busy loops. bin/green.log has a line for each run, so that what is interrupted
 # goes on where it was; whoever mends a package removes its lines. What a run that failed printed is in bin/green/.
 #
@@ -36,8 +36,8 @@ for package in "${packages[@]}"; do
 		output=bin/green/$(tr -c '[:alnum:]\n' _ <<<"$name")-$run
 		began=$SECONDS outcome=ok
 		[ $load = quiet ] || start_busy
-		go test -race -skip=Mutant -count=1 -parallel=4 -timeout=30m "$package" >"$output" 2>&1 </dev/null || outcome=FAIL
-		go test -run=Mutant -count=1 -parallel=4 -timeout=30m "$package" >>"$output" 2>&1 </dev/null || outcome=FAIL
+		go test -race -tags=soak -skip='Mutant|^TestSoak|^TestAccount' -count=1 -parallel=4 -timeout=30m "$package" >"$output" 2>&1 </dev/null || outcome=FAIL
+		go test -tags=soak -run=Mutant -count=1 -parallel=4 -timeout=30m "$package" >>"$output" 2>&1 </dev/null || outcome=FAIL
 		end_busy
 		failed=$(sed -n 's/^--- FAIL: \([^ ]*\).*/\1/p' "$output" | paste -sd, -)
 		[ $outcome = FAIL ] || rm "$output"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of the main module with the race detector, those of some modules beside it, and worlds of the simulation. With "all" as
-# the first argument: all tests, also those with the build tag soak but the soaks themselves, and mutants; but no worlds. It says first and last on which servers. Further arguments go to `go test` of
-# the main module. SLOWEST=20 lists its twenty slowest tests.
+# the first argument: all tests, those with the build tag soak and mutants too; but no worlds. It says first and last on which servers.
+# Further arguments go to `go test` of the main module. SLOWEST=20 lists its twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,7 +64,7 @@ test_mutants() {
 if [ $# = 0 ]; then
 	{ test_main ${all:+-tags=soak} -skip='Mutant|^TestSoak|^TestAccount' || status=1; [ ! $all ] || test_mutants || status=1; exit $status; } | tee "$tmp/main" || status=1
 else
-	test_main "$@" | tee "$tmp/main" || status=1
+	test_main ${all:+-tags=soak} "$@" | tee "$tmp/main" || status=1
 fi
 wait "$others"
 trap 'rm -rf "$tmp"' EXIT

@@ -12,7 +12,7 @@ var Faults = map[string]string{
 	"cut": "a connection breaks", "half-open": "a connection carries nothing more, and nobody is told", "slow": "everything takes 50 to 1,200 ms longer",
 	"stop": "a process stands still for 0.2 to 6 s", "die": "a process dies, or its machine",
 	"restart": "Redis is away for up to 3 s", "wipe": "Redis restarts without its data", "full": "Redis refuses what needs memory", "read-only": "Redis refuses to write",
-	"forget": "Redis forgets its scripts", "busy": "a command takes Redis 0.1 to 1 ms, one after the other", "clock-back": "the clock of Redis is set back by up to 3 s", "clock-forward": "it is set forward",
+	"forget": "Redis forgets its scripts", "busy": "a script takes Redis 0.5 to 5 ms, one after the other", "clock-back": "the clock of Redis is set back by up to 3 s", "clock-forward": "it is set forward",
 }
 
 // Config is what a world is asked for. What is zero is decided by the seed.

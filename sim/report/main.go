@@ -66,16 +66,12 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	t := template.Must(template.New("proof").Funcs(template.FuncMap{"plus": func(a, b int) int { return a + b }, "hours": hours, "scripts": scripts, "code": code, "within": within}).Parse(page))
+	t := template.Must(template.New("proof").Funcs(template.FuncMap{"plus": func(a, b int) int { return a + b }, "hours": hours, "scripts": scripts, "within": within}).Parse(page))
 	return cmp.Or(t.Execute(out, data), out.Close())
 }
 
 func scripts(all []plan.Mutant) (of []plan.Mutant) {
 	return slices.DeleteFunc(slices.Clone(all), func(m plan.Mutant) bool { return strings.HasSuffix(m.Where, ".go") })
-}
-
-func code(all []plan.Mutant) (of []plan.Mutant) {
-	return slices.DeleteFunc(slices.Clone(all), func(m plan.Mutant) bool { return !strings.HasSuffix(m.Where, ".go") })
 }
 
 // within counts those that were found in so many seeds at most.

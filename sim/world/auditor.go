@@ -21,8 +21,9 @@ type stay struct {
 	fence  int64
 	began  time.Time
 	left   bool
-	again  bool // others worked under the same lease before
-	forced bool // its lease was taken away: it is told soon
+	ended  time.Time // when it left
+	again  bool      // others of its process worked under the same lease before
+	forced bool      // its lease was taken away: it is told soon
 }
 
 // under is a stay under an exclusive lease.
@@ -39,7 +40,7 @@ type auditor struct {
 	w      *world
 	inside map[string][]*stay
 	fences map[string]int64 // the greatest by key
-	grants map[grant]string // who was given each
+	grants map[grant]*stay  // who was given each
 	last   map[string]*stay // who came in last
 }
 
@@ -50,7 +51,7 @@ type grant struct {
 }
 
 func newAuditor(w *world) *auditor {
-	return &auditor{w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]string{}, last: map[string]*stay{}}
+	return &auditor{w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{}}
 }
 
 // enter records a holder who begins to work.
@@ -80,17 +81,17 @@ func (a *auditor) enter(key string, s *stay) {
 		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
 	}
 	this := grant{key, s.fence}
-	if other := a.grants[this]; other != "" && !s.again && !a.w.on("clock-back") {
-		a.w.violation(s.who, "%s: fence %d, which %s was given", key, s.fence, other)
+	if other := a.grants[this]; other != nil && !(s.again && other.p == s.p) && !a.w.on("clock-back") {
+		a.w.violation(s.who, "%s: fence %d, which %s was given", key, s.fence, other.who)
 	}
-	a.grants[this] = s.who
+	a.grants[this] = s
 	a.fences[key] = max(a.fences[key], s.fence)
 	a.inside[key], a.last[key] = append(now, s), s
 }
 
 // leave records that a holder is done.
 func (a *auditor) leave(key string, s *stay) {
-	s.left = true
+	s.left, s.ended = true, time.Now()
 	a.w.emit(s.who, "leaves", key)
 }
 

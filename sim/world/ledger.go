@@ -196,16 +196,19 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 	}
 }
 
+// handOver is for how long, at the very most, a process may hand a key on among its calls before it hears of a reservation.
+const handOver = 200 * time.Millisecond
+
 // overtakes checks that a fresh call that comes in has not overtaken a parked one, which was told so before it was granted the key.
 func (l *ledger) overtakes(key string, s, last *stay) {
-	if l.w.on("clock-forward") || l.w.on("clock-back") || last != nil && last.p == s.p { // a process may hand the key on before it hears of a reservation
+	if l.w.on("clock-forward") || l.w.on("clock-back") || last != nil && last.p == s.p && time.Since(last.ended) < handOver {
 		return
 	}
 	var parked *message
 	for _, m := range l.all {
 		switch {
 		case m.key != key || m.seen != "":
-		case m.starts > m.done:
+		case m.starts > 0 && m.done == 0 || m.starts > m.done+m.failed:
 			return // it waits for its next attempt: the key is free meanwhile
 		case m.kind == "park" && m.starts == 0 && !m.fresh && !m.asked && !m.acked.IsZero() && m.acked.UnixMicro() < s.fence &&
 			l.w.disturbed.Before(m.called) && time.Since(m.called) < l.window:

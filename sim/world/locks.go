@@ -158,9 +158,8 @@ func (l *locksWorkload) call(p *process, who string) {
 		var lease *core.Lease
 		p.told.calling()
 		if lease, err = p.locker.Resume(ctx, token); err == nil {
-			s := under(p, who, lease)
-			s.again = true
-			l.hold(key, lease, s)
+			delete(l.auditor.grants, grant{key, lease.Fence()}) // it is that of the lease that was detached
+			l.hold(key, lease, under(p, who, lease))
 		}
 	default:
 		err = l.one(ctx, p, who, key, kind)
@@ -305,7 +304,7 @@ const herdCalls, herdKeys, herdTime = 300, 100, 400 * time.Millisecond
 
 // herd makes many calls at once, perhaps more than Redis can serve in their time. When they have ended, a call has what it wants soon.
 func (l *locksWorkload) herd(p *process, who string) {
-	taken, unclaimed := 0, p.told.unclaimed
+	taken, unclaimed, began := 0, p.told.unclaimed, time.Now()
 	var all sync.WaitGroup
 	for n := range herdCalls {
 		key, timeout := fmt.Sprint("h", l.r.IntN(herdKeys)), l.r.between(0, herdTime)
@@ -328,6 +327,16 @@ func (l *locksWorkload) herd(p *process, who string) {
 		})
 	}
 	all.Wait()
+	p.told.calling()
+	ctx, leave := context.WithTimeout(context.Background(), 10*time.Second)
+	defer leave()
+	lease, err := p.locker.Acquire(ctx, "h0")
+	if err == nil {
+		err = lease.Release(ctx)
+	}
+	if err != nil && l.w.disturbed.Before(began) {
+		l.w.violation(who, "after a herd: %v", err)
+	}
 	l.w.emit(who, "herd", "", taken, " taken, ", p.told.unclaimed-unclaimed, " not, cost ", l.w.server.cost)
 }
 
@@ -379,6 +388,9 @@ func (l *locksWorkload) settle() {
 			if strings.HasSuffix(name, key) {
 				l.w.violation("redis", "%q is left, for %s", name, l.w.server.TTL(name))
 			}
+		}
+		if strings.Contains(name, "}:h") {
+			l.w.violation("redis", "%q is left of a herd, for %s", name, l.w.server.TTL(name))
 		}
 	}
 }

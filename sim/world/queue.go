@@ -120,6 +120,9 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 			err = q.ask(ctx, n, who, kind, m)
 		}
 	case "pause":
+		if !q.r.one(6) { // what is promised while there is none is to be seen too
+			return
+		}
 		d := q.r.between(time.Second, 3*time.Second)
 		q.w.disturb(d)
 		err = n.queue.Pause(ctx, d)
@@ -239,10 +242,7 @@ func (q *queueWorkload) hold(ctx context.Context, p *process, who string, greedi
 	q.freshly(lease.Context(), key, under(p, who, lease))
 	release, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
-	if err = lease.Release(release); errors.Is(err, core.ErrLeaseLost) {
-		return nil
-	}
-	return err
+	return lease.Release(release)
 }
 
 // freshly works under a lease that a fresh call was granted.

@@ -22,7 +22,7 @@ type redisServer struct {
 	w       *world
 	refuses refusal
 	wrote   bool          // the script that runs has written something
-	cost    time.Duration // what a command takes: it runs one at a time
+	cost    time.Duration // what a script takes: they run one at a time
 	free    time.Time     // when the last one is through
 	skew    time.Duration
 	ahead   time.Duration // how far it was set forward, all in all
@@ -71,13 +71,10 @@ func (s *redisServer) before(c *server.Peer, command string, args ...string) boo
 		s.w.tell()
 		os.Exit(0)
 	}
-	if s.cost > 0 {
-		now := time.Now()
-		s.free = later(now, s.free).Add(s.cost)
-		time.Sleep(s.free.Sub(now))
-	}
 	switch {
 	case command == "EVAL" || command == "EVALSHA":
+		s.free = later(time.Now(), s.free).Add(s.cost)
+		time.Sleep(time.Until(s.free))
 		s.wrote = false
 	case s.refuses == growth && !s.wrote && slices.Contains(growing, command):
 		s.w.disturb(0)

@@ -186,6 +186,7 @@ func (w *world) strike(r chance, kind string) {
 		w.server.restart(r.between(0, time.Second), false)
 	case "slow":
 		w.happens(kind, "")
+		w.disturb(4 * time.Second)
 		w.network.slow = r.between(50*time.Millisecond, 1200*time.Millisecond)
 		time.Sleep(r.between(time.Second, 4*time.Second))
 		w.network.slow = 0
@@ -196,7 +197,7 @@ func (w *world) strike(r chance, kind string) {
 		w.server.refuses = nothing
 	case "busy":
 		w.happens(kind, "")
-		w.server.cost = r.between(100*time.Microsecond, time.Millisecond)
+		w.server.cost = r.between(500*time.Microsecond, 5*time.Millisecond)
 		time.Sleep(r.between(time.Second, 6*time.Second))
 		w.server.cost = 0
 	case "forget":
