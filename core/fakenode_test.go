@@ -195,6 +195,13 @@ func (n *fakeNode) live() {
 	}
 }
 
+// clock is how far its clock is ahead.
+func (n *fakeNode) clock() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.ahead
+}
+
 func (n *fakeNode) tick(d time.Duration) {
 	n.mu.Lock()
 	n.ahead += time.Duration((n.rate - 1) * float64(d))

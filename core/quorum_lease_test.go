@@ -153,7 +153,7 @@ func fencesGrow(t *testing.T, l *core.Locker, mode []core.AcquireOption, round i
 		lease, err = l.TryAcquire(t.Context(), "k", opts...)
 	}
 	require.NoError(t, err)
-	require.Greater(t, lease.Fence(), last, "round %d, clocks %s apart", round, nodes[1].ahead-nodes[0].ahead)
+	require.Greater(t, lease.Fence(), last, "round %d, clocks %s apart", round, nodes[1].clock()-nodes[0].clock())
 	last = lease.Fence()
 	var lost *core.Lease
 	switch round % 3 {
