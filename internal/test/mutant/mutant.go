@@ -62,7 +62,7 @@ func Build(t *testing.T, mutants []Mutant) (binary string) {
 	overlay := filepath.Join(dir, "overlay.json")
 	binary = filepath.Join(dir, "mutants")
 	require.NoError(t, os.WriteFile(overlay, overlayOf(t, dir, mutants), 0o600))
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags=soak", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return binary
 }
