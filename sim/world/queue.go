@@ -315,6 +315,9 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 		q.auditor.enter(m.key, s)
 		defer q.auditor.leave(m.key, s)
 	}
+	if q.w.calm { // what has piled up is to be through in time
+		return nil
+	}
 	q.stayFor(ctx, pick(q.r, time.Millisecond, 100*time.Millisecond, 900*time.Millisecond))
 	if q.w.calm || !q.fails {
 		return nil
