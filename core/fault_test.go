@@ -169,28 +169,6 @@ func TestRelease_WorksOnADeadCtx(t *testing.T) {
 	})
 }
 
-func TestFault_FlushedScriptsAreLoadedAgain(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
-	rdb := env.Client(t)
-	l := newLocker(t, env, core.WithTTL(300*time.Millisecond))
-	warm(t, l)
-	flush := func() { require.NoError(t, rdb.ScriptFlush(t.Context()).Err()) }
-
-	flush()
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	for range 10 { // past the ttl, so renewals met flushed scripts too
-		flush()
-		time.Sleep(50 * time.Millisecond)
-	}
-	require.NoError(t, lease.Context().Err())
-	flush()
-	require.NoError(t, lease.Release(t.Context()))
-	require.Empty(t, redistest.Keys(t, rdb, "p"))
-}
-
 func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")

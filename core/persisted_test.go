@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,4 +156,18 @@ func TestPersisted_ItsHolderReleasesAndDowngrades(t *testing.T) {
 			}
 		})
 	}
+}
+
+// scriptMutant is a broken script, which the checkers have to catch at a workload.
+type scriptMutant struct {
+	name     string
+	script   string // a name in core.Scripts; "": all that have the piece
+	old, new string // old stands in the script exactly once
+	play     string // a name in plays
+}
+
+// hook has a client run the mutant in place of the script.
+func (m scriptMutant) hook(t *testing.T) (redis.Hook, *atomic.Int64) {
+	t.Helper()
+	return redistest.BreakScript(t, core.Scripts, m.script, m.old, m.new)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/history"
-	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // seedFlag replays a schedule of faults. What the network and the scheduler do between them is not replayed.
@@ -217,15 +216,6 @@ func soakRounds() map[string]soakRound {
 		"exclusive": lossless, "shared": shared, "counted": counted,
 		"shared, several of a process": readers, "counted, several of a process": permits, "retries": retries, "losses of data": losses,
 		"two versions": mixed,
-	}
-}
-
-// One round of each kind, or as many as come to some answers. make soak-locks runs them for as long as is asked for.
-func TestFaults_BreakNoPromise(t *testing.T) {
-	redistest.RequireServer(t)
-	t.Parallel()
-	for name, round := range soakRounds() {
-		t.Run(name, func(t *testing.T) { round.test(t, 100) })
 	}
 }
 
