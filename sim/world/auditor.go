@@ -81,7 +81,7 @@ func (a *auditor) enter(key string, s *stay) {
 		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
 	}
 	this := grant{key, s.fence}
-	if other := a.grants[this]; other != nil && !(s.again && other.p == s.p) && !a.w.on("clock-back") {
+	if other := a.grants[this]; other != nil && (!s.again || other.p != s.p) && !a.w.on("clock-back") {
 		a.w.violation(s.who, "%s: fence %d, which %s was given", key, s.fence, other.who)
 	}
 	a.grants[this] = s
