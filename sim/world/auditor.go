@@ -24,6 +24,7 @@ type stay struct {
 	ended  time.Time // when it left
 	again  bool      // others of its process worked under the same lease before
 	forced bool      // its lease was taken away: it is told soon
+	bound  bool      // its lease may end at a time of its own
 }
 
 // under is a stay under an exclusive lease.
@@ -42,6 +43,15 @@ type auditor struct {
 	fences map[string]int64 // the greatest by key
 	grants map[grant]*stay  // who was given each
 	last   map[string]*stay // who came in last
+	line   map[string][]*waiter
+	kept   map[string]time.Time // until when somebody may have a key who is not inside
+}
+
+// waiter is a call that waits for a key for as long as its ctx lives.
+type waiter struct {
+	who  string
+	ctx  context.Context
+	from time.Time
 }
 
 // grant is a fence of a key: no other grant has it.
@@ -51,7 +61,10 @@ type grant struct {
 }
 
 func newAuditor(w *world) *auditor {
-	return &auditor{w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{}}
+	return &auditor{
+		w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{},
+		line: map[string][]*waiter{}, kept: map[string]time.Time{},
+	}
 }
 
 // enter records a holder who begins to work.
@@ -91,8 +104,42 @@ func (a *auditor) enter(key string, s *stay) {
 
 // leave records that a holder is done.
 func (a *auditor) leave(key string, s *stay) {
+	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && !s.forced && !s.bound && a.w.quiet(s.began) {
+		a.w.violation(s.who, "%s: its lease is lost, and nothing failed", key)
+	}
 	s.left, s.ended = true, time.Now()
 	a.w.emit(s.who, "leaves", key)
+}
+
+// waits records a call that waits, and returns what ends that.
+func (a *auditor) waits(ctx context.Context, key, who string) func() {
+	this := &waiter{who, ctx, time.Now()}
+	a.line[key] = append(a.line[key], this)
+	return func() { a.line[key] = slices.DeleteFunc(a.line[key], func(o *waiter) bool { return o == this }) }
+}
+
+// idle is for how long a key may be free while somebody waits for it and nothing fails: longer than a MinHold, and than who was granted it
+// and does not hear of it may delay the others.
+const idle = 3 * time.Second
+
+// watch checks that keys are not free while somebody waits for them.
+func (a *auditor) watch(keys []string) {
+	busy := map[string]time.Time{} // when each was last not free
+	for ; !a.w.calm; time.Sleep(200 * time.Millisecond) {
+		for _, key := range keys {
+			now := time.Now()
+			if slices.ContainsFunc(a.inside[key], (*stay).alive) || now.Before(a.kept[key]) || busy[key].IsZero() {
+				busy[key] = now
+			}
+			for _, o := range a.line[key] {
+				since := later(o.from, busy[key])
+				if now.Sub(since) > idle && o.ctx.Err() == nil && a.w.quiet(since) {
+					a.w.violation(o.who, "%s: it waits, and the key is free for %s", key, now.Sub(busy[key]))
+					busy[key] = now
+				}
+			}
+		}
+	}
 }
 
 // excused reports whether a lease may have been given to another: it was taken away, or Redis lost it, or its clock was set forward.

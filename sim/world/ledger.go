@@ -3,8 +3,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,10 +18,14 @@ import (
 type message struct {
 	id, ticket    string // ticket: what the queue called a parked call
 	kind, key     string
+	principal     string
+	payload       []byte
 	called        time.Time // when the call that stores it began
 	acked         time.Time // when a call said that it is stored
 	delay, maxAge time.Duration
 	fresh         bool // it ran at once, and was not stored
+	refused       bool // the queue was full
+	result        bool // its handler set one
 	asked         bool // somebody asked for it to be cancelled
 	redriven      int
 	news          int              // how many calls said that they stored it
@@ -29,6 +35,7 @@ type message struct {
 	conflicts            int               // of those that failed: another key was held
 	first                int64             // when it was first started, by Redis's clock
 	firstAt              time.Time         // the same by the clock of the world
+	doneAt               time.Time         // when it was last done
 	running              []*stay           // its attempts
 	entry                *delayqueue.Entry // what the queue said of it in the end
 }
@@ -49,6 +56,7 @@ type ledger struct {
 	all      []*message
 	byID     map[string]*message
 	purged   bool // of dead letters, at the end
+	forgets  bool // what ended is forgotten soon, for want of room
 }
 
 func newLedger(w *world, attempts int, window time.Duration) *ledger {
@@ -76,7 +84,7 @@ func (l *ledger) any(r chance) *message {
 func (l *ledger) of(dm delayqueue.Message) *message {
 	id, _, _ := strings.Cut(string(dm.Payload), " ")
 	m := l.byID[id]
-	if m == nil || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || m.kind != "park" && dm.ID != m.id {
+	if m == nil || !bytes.Equal(dm.Payload, m.payload) || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || m.kind != "park" && dm.ID != m.id {
 		l.w.violation("-", "a handler was given %s (%.20q, key %q), which nobody stored", dm.ID, dm.Payload, dm.Key)
 		return nil
 	}
@@ -89,8 +97,10 @@ func (l *ledger) of(dm delayqueue.Message) *message {
 // stored records what a call said that was to store a message.
 func (l *ledger) stored(m *message, isNew bool, err error) {
 	if err != nil {
+		m.refused = m.acked.IsZero() && errors.Is(err, delayqueue.ErrFull)
 		return
 	}
+	m.refused = false
 	if m.acked.IsZero() {
 		m.acked = time.Now()
 	}
@@ -108,6 +118,7 @@ func (l *ledger) missing(who string, m *message) {
 	switch {
 	case m.acked.IsZero() || l.lost(m):
 	case l.purged && m.seen != delayqueue.StateDone && m.failed > 0:
+	case l.forgets && !l.waits(m):
 	default:
 		l.w.violation(who, "%s (%s) was stored, and is not found", m.id, m.kind)
 	}
@@ -134,7 +145,7 @@ func (l *ledger) check(m *message, state delayqueue.State) {
 	case delayqueue.StateCancelled:
 		reason = m.asked
 	case delayqueue.StateSuperseded:
-		reason = (m.kind == "coalesce" || m.kind == "debounce") && m.starts == m.conflicts
+		reason = m.starts == m.conflicts && slices.ContainsFunc(l.all, func(o *message) bool { return o.replaces(m) && !o.refused })
 	case delayqueue.StateExpired:
 		age := time.Since(m.called) + l.w.server.ahead
 		if m.failed > 0 {
@@ -149,11 +160,63 @@ func (l *ledger) check(m *message, state delayqueue.State) {
 	}
 }
 
+// replaces reports whether a message may take the place of another.
+func (m *message) replaces(o *message) bool {
+	return m != o && m.kind == o.kind && (m.kind == "coalesce" || m.kind == "debounce") && m.key == o.key && m.principal == o.principal
+}
+
+// replaced checks that a message that is started was not replaced well before.
+func (l *ledger) replaced(m *message) {
+	for _, o := range l.all {
+		if o.replaces(m) && !m.acked.IsZero() && m.acked.Before(o.called) && !o.acked.IsZero() && time.Since(o.acked) > 2*time.Second &&
+			m.starts == m.conflicts && m.redriven == 0 && l.w.quiet(m.called) {
+			l.w.violation("-", "%s is started, and %s replaced it %s ago", m.id, o.id, time.Since(o.acked))
+			return
+		}
+	}
+}
+
+// early reports whether a message is started within its quiet period. What it takes the place of may have waited for long enough.
+func (l *ledger) early(m *message) bool {
+	if m.kind != "debounce" || time.Since(m.called) >= quietPeriod {
+		return false
+	}
+	var started time.Time
+	for _, o := range l.all {
+		if o.replaces(m) && o.starts > o.conflicts {
+			started = later(started, o.firstAt)
+		}
+	}
+	return !slices.ContainsFunc(l.all, func(o *message) bool {
+		return o.replaces(m) && o.called.Before(m.called) && o.starts == o.conflicts && time.Since(o.called) >= quietPeriod && o.called.After(started)
+	})
+}
+
+// cancelled checks that what a call cancelled was not too old for that.
+func (l *ledger) cancelled(who string, m *message, began time.Time) {
+	if late := began.Sub(m.acked); late > m.maxAge+time.Second && m.redriven == 0 && !l.w.on("clock-back") {
+		l.w.violation(who, "%s is cancelled %s after it was stored, its age is at most %s", m.id, late, m.maxAge)
+	}
+}
+
+// waits reports whether a message is in the queue for sure, and was not given to a handler that failed.
+func (l *ledger) waits(m *message) bool {
+	return !m.acked.IsZero() && !m.fresh && m.seen == "" && m.done == 0 && m.failed == 0 && !m.asked && m.redriven == 0 &&
+		m.kind != "coalesce" && m.kind != "debounce" && time.Since(m.called) < m.maxAge && !l.lost(m) && l.w.quiet(m.called)
+}
+
+// mayWait reports whether a message may be in the queue.
+func (m *message) mayWait() bool {
+	return !m.refused && !m.fresh && (m.seen == "" || m.redriven > 0) && (m.done == 0 || time.Since(m.doneAt) < 10*time.Second)
+}
+
 // start records that a handler begins, and returns what to call when it ends.
 func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueue.Message) func(error) {
 	l.w.emit(p.name, "starts", m.key, m.id, " attempt ", dm.Attempt, " losses ", dm.Losses)
 	who := p.name
 	clock := l.w.on("clock-forward") || l.w.on("clock-back")
+	began := time.Now()
+	l.replaced(m)
 	m.starts++
 	if m.first == 0 {
 		m.first, m.firstAt = l.w.server.micros(), time.Now()
@@ -170,6 +233,10 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
 	case m.done > 0 && dm.Losses == 0 && m.redriven == 0:
 		l.w.violation(who, "%s was done, and is started without a loss", m.id)
+	case dm.Losses > 0 && l.w.quiet(m.called):
+		l.w.violation(who, "%s has %d losses, and nothing failed", m.id, dm.Losses)
+	case !clock && l.early(m):
+		l.w.violation(who, "%s is started within its quiet period", m.id)
 	}
 	s := &stay{p: p, ctx: ctx}
 	for _, o := range m.running {
@@ -185,8 +252,12 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		}
 		returned, s.left = true, true
 		l.w.emit(p.name, "ends", m.key, m.id, " ", err)
+		if ctx.Err() != nil && l.w.quiet(began) {
+			l.w.violation(who, "%s is told to stop, and nothing failed: %v", m.id, context.Cause(ctx))
+		}
 		if err == nil {
 			m.done++
+			m.doneAt = time.Now()
 		} else {
 			m.failed++
 		}

@@ -18,6 +18,7 @@ import (
 func (w *world) locks() {
 	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}}
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
+	go l.auditor.watch(l.keys)
 	w.startAll(l.work)
 	l.settle()
 }
@@ -183,12 +184,15 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	case "counted":
 		s.mode, s.limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
 	case "max-hold":
+		s.bound = true
 		opts = append(opts, core.MaxHold(1500*time.Millisecond))
 	case "min-hold":
 		opts = append(opts, core.MinHold(700*time.Millisecond))
 	}
 	p.told.calling()
+	served := l.auditor.waits(ctx, key, who)
 	lease, err := acquire(ctx, key, opts...)
+	served()
 	if err != nil {
 		return err
 	}
@@ -217,6 +221,7 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 	}
 	if s.mode == core.ModeExclusive && l.r.one(8) && s.alive() {
 		s.left = true
+		l.keeps(key, 15*time.Second)
 		token, err := lease.Detach(ctx)
 		l.w.emit(who, "detaches", key, err)
 		if err == nil {
@@ -228,6 +233,11 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 	}
 	l.auditor.leave(key, s)
 	l.expect(who, "release", lease.Release(ctx))
+}
+
+// keeps records that somebody may have a key for a while without being inside.
+func (l *locksWorkload) keeps(key string, d time.Duration) {
+	l.auditor.kept[key] = later(l.auditor.kept[key], time.Now().Add(d))
 }
 
 // stayFor works for a while, and stops when it is told to.
@@ -247,6 +257,9 @@ func (l *locksWorkload) expect(who, what string, err error) {
 func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) error {
 	keys := l.keys[slices.Index(l.keys, from):]
 	p.told.calling()
+	for _, key := range keys { // it may take some of them before it has all
+		l.keeps(key, 12*time.Second)
+	}
 	set, err := p.locker.AcquireAll(ctx, keys)
 	if err != nil {
 		return err
@@ -254,6 +267,7 @@ func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) e
 	var stays []*stay
 	for _, key := range set.Keys() {
 		s := &stay{p: p, who: who, ctx: set.Context(), mode: core.ModeExclusive, fence: set.Fence(key)}
+		s.bound = slices.Contains(l.calls, "force") // of one of its keys
 		l.auditor.enter(key, s)
 		stays = append(stays, s)
 	}

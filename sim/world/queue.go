@@ -3,10 +3,13 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -30,7 +33,16 @@ func (w *world) queue() {
 		q.halts, q.ledger.window = true, 0
 		q.options = append(q.options, delayqueue.WithHaltOnDeath(pick(r, delayqueue.HaltParked, delayqueue.HaltKey)))
 	}
+	if r.one(4) {
+		q.depth, q.perKey, q.moves = 8+r.IntN(12), 3+r.IntN(5), false
+		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxDepth(q.depth), delayqueue.WithMaxDepthPerKey(q.perKey))
+	}
+	if r.one(4) {
+		q.bytes, q.moves, q.ledger.forgets = 120_000, false, true
+		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxPayload(longest), delayqueue.WithMaxBytes(q.bytes))
+	}
 	q.keys, q.calls = queueKeys[:1+r.IntN(len(queueKeys))], some(r, queueCalls)
+	go q.watch()
 	w.startAll(q.work)
 	q.settle()
 }
@@ -48,6 +60,9 @@ type queueWorkload struct {
 	moves   bool // the number of partitions changes
 	nodes   map[*process]*node
 	named   int
+
+	depth, perKey int   // how many messages there may be, all in all and of a key; 0: many
+	bytes         int64 // how long they may be
 }
 
 // node is the part of a process that belongs to the queue.
@@ -57,6 +72,9 @@ type node struct {
 	guard  *core.Guard
 	works  bool
 	busy   int
+	slots  int       // for how many messages its worker has room
+	runs   int       // how many it runs
+	full   time.Time // when it last ran as many as it can, or was stopped
 }
 
 func (n *node) start() {
@@ -72,10 +90,10 @@ func (q *queueWorkload) work(p *process) {
 	if err != nil {
 		panic(err)
 	}
-	n := &node{queue: queue, guard: p.locker.Guard(delayqueue.Policy(queue))}
+	n := &node{queue: queue, guard: p.locker.Guard(delayqueue.Policy(queue)), slots: 1 + q.r.IntN(5)}
 	q.nodes[p] = n
 	n.worker, err = delayqueue.NewWorker(queue, p.locker, func(ctx context.Context, m delayqueue.Message) error { return q.handle(ctx, p, m) },
-		delayqueue.WithConcurrency(1+q.r.IntN(5)), delayqueue.WithClaimLease(q.r.between(time.Second, 6*time.Second)),
+		delayqueue.WithConcurrency(n.slots), delayqueue.WithClaimLease(q.r.between(time.Second, 6*time.Second)),
 		delayqueue.WithRetryBackoff(100*time.Millisecond, 2*time.Second), delayqueue.WithLogger(discard))
 	if err != nil {
 		panic(err)
@@ -100,7 +118,7 @@ var (
 	// queueCalls are what a call can be, each as often as it stands here.
 	queueCalls = []string{
 		"enqueue", "enqueue", "enqueue", "keyless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
-		"cancel", "status", "wait", "redrive", "pause", "repartition",
+		"cancel", "status", "wait", "redrive", "pause", "repartition", "burst",
 	}
 	// expected are the errors that the queue's calls may return, beside those of core.
 	expected = []error{delayqueue.ErrFull, delayqueue.ErrRunning, delayqueue.ErrEnded, delayqueue.ErrNotDead, delayqueue.ErrDraining}
@@ -131,6 +149,8 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 			q.w.disturb(0)
 			err = n.queue.Repartition(ctx, 1+q.r.IntN(3))
 		}
+	case "burst":
+		q.burst(ctx, n, who)
 	case "hold", "grab":
 		err = q.hold(ctx, p, who, kind == "grab")
 	case "park":
@@ -150,8 +170,29 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 func (q *queueWorkload) next(kind, key string) *message {
 	q.named++
 	m := &message{id: fmt.Sprintf("m%d", q.named), kind: kind, key: key, called: time.Now(), maxAge: 15 * time.Minute}
+	m.payload = append([]byte(m.id), ' ')
+	if q.r.one(6) { // a long one lies in a key of its own
+		m.payload = bytes.Repeat(m.payload, longest/len(m.payload))
+	}
 	q.ledger.add(m)
 	return m
+}
+
+// longest is how long a payload is at most.
+const longest = 5000
+
+// burst makes some calls at once.
+func (q *queueWorkload) burst(ctx context.Context, n *node, who string) {
+	var all sync.WaitGroup
+	for i := range 2 + q.r.IntN(6) {
+		all.Go(func() {
+			kind := pick(q.r, "enqueue", "keyless", "delayed", "coalesce")
+			if err := q.enqueue(ctx, n, fmt.Sprint(who, ".", i), kind); err != nil && !documented(err, expected...) {
+				q.w.violation(who, "%s: %v", kind, err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // enqueue stores a job, and tries again for a while if it does not know whether it did.
@@ -161,7 +202,7 @@ func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) 
 		key = ""
 	}
 	m := q.next(kind, key)
-	job := delayqueue.Job{ID: m.id, Key: m.key, Payload: q.payload(m)}
+	job := delayqueue.Job{ID: m.id, Key: m.key, Payload: m.payload}
 	switch kind {
 	case "delayed":
 		m.delay = q.r.between(time.Millisecond, 8*time.Second)
@@ -170,22 +211,23 @@ func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) 
 		m.maxAge = q.r.between(time.Second, 8*time.Second)
 		job.MaxAge = m.maxAge
 	case "coalesce":
-		job.Name, job.Coalesce = "latest", true
+		m.principal = pick(q.r, "a", "b")
+		job.Name, job.Principal, job.Coalesce = "latest", m.principal, true
 	case "debounce":
-		job.Name, job.Coalesce, job.QuietPeriod, job.MaxDelay = "quiet", true, time.Second, 5*time.Second
+		job.Name, job.Coalesce, job.QuietPeriod, job.MaxDelay = "quiet", true, quietPeriod, longestDelay
 	}
 	if kind == "twice" {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
 			receipt, err := n.queue.Enqueue(ctx, job)
-			q.ledger.stored(m, receipt.Stored, err)
+			q.stored(m, receipt, err)
 		}()
 	}
 	for {
 		receipt, err := n.queue.Enqueue(ctx, job)
 		q.w.emit(who, "enqueued", m.key, m.id, " ", err)
-		q.ledger.stored(m, receipt.Stored, err)
+		q.stored(m, receipt, err)
 		if err == nil || ctx.Err() != nil || !errors.Is(err, core.ErrUnavailable) || q.r.one(4) {
 			return err
 		}
@@ -193,19 +235,91 @@ func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) 
 	}
 }
 
-// payload is what a message is recognised by. A long one lies in a key of its own.
-func (q *queueWorkload) payload(m *message) []byte {
-	payload := append([]byte(m.id), ' ')
-	if q.r.one(6) {
-		payload = append(payload, make([]byte, 5000)...)
+const quietPeriod, longestDelay = time.Second, 5 * time.Second
+
+// stored records what the queue said of a message that was to be stored.
+func (q *queueWorkload) stored(m *message, receipt delayqueue.Receipt, err error) {
+	if err == nil && receipt.ID != m.id {
+		q.w.violation("-", "%s is stored as %s", m.id, receipt.ID)
 	}
-	return payload
+	q.ledger.stored(m, receipt.Stored, err)
+	q.bounds(m, err)
+}
+
+// bounds checks that the queue has no more than it may, and refuses nothing for which it has room.
+func (q *queueWorkload) bounds(m *message, err error) {
+	full := errors.Is(err, delayqueue.ErrFull)
+	if q.depth == 0 && q.bytes == 0 || err != nil && !full {
+		return
+	}
+	all, ofKey, length := 0, 0, int64(0)
+	for _, o := range q.ledger.all {
+		if full && (o == m || !o.mayWait()) || !full && !q.ledger.waits(o) {
+			continue
+		}
+		all++
+		length += int64(len(o.payload))
+		if o.key == m.key {
+			ofKey++
+		}
+	}
+	depth, perKey, most := cmp.Or(q.depth, 1000), cmp.Or(q.perKey, 1000), cmp.Or(q.bytes, 1<<20)
+	if m.key == "" {
+		perKey = depth
+	}
+	switch {
+	case !full && (all > depth || ofKey > perKey || length > most):
+		q.w.violation("-", "%s is stored: now there are %d, %d of its key, %d bytes; at most %d, %d, %d", m.id, all, ofKey, length, depth, perKey, most)
+	case full && all < depth && ofKey < perKey && (all+2)*2000+int(length)*5/4 < int(most)/4 && q.w.quiet(time.Now().Add(-10*time.Second)):
+		q.w.violation("-", "%s is refused, and there are %d, %d of its key, %d bytes: %v", m.id, all, ofKey, length, err)
+	}
+}
+
+// soon is how long what is due may take to be started while nothing fails and a worker has room for it.
+const soon = 3 * time.Second
+
+// watch checks that what is due is started soon.
+func (q *queueWorkload) watch() {
+	busy := map[string]time.Time{} // when each key was last not free
+	for ; !q.w.calm; time.Sleep(300 * time.Millisecond) {
+		now := time.Now()
+		room := now // since when a worker has had room
+		for _, p := range q.w.processes {
+			n := q.nodes[p]
+			if n == nil {
+				continue
+			}
+			if !n.works || p.dead || p.stopped || n.runs >= n.slots {
+				n.full = now
+			}
+			if n.full.Before(room) {
+				room = n.full
+			}
+		}
+		for _, key := range q.keys {
+			if slices.ContainsFunc(q.auditor.inside[key], (*stay).alive) || busy[key].IsZero() || q.halts {
+				busy[key] = now
+			}
+		}
+		for _, m := range q.ledger.all {
+			if m.starts > 0 && m.done == 0 && m.seen == "" && m.key != "" {
+				busy[m.key] = now // it waits for its next attempt
+			}
+		}
+		for _, m := range q.ledger.all {
+			since := later(later(m.acked, m.called.Add(m.delay)), later(room, busy[m.key]))
+			if now.Sub(since) > soon && m.starts == 0 && q.ledger.waits(m) {
+				q.w.violation("-", "%s (%s, key %q) is due, could be run for %s, and is not", m.id, m.kind, m.key, now.Sub(since))
+				m.asked = true // once is enough
+			}
+		}
+	}
 }
 
 // park makes a fresh call, which is stored if its key is held.
 func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who string) error {
 	m := q.next("park", pick(q.r, q.keys...))
-	call := core.Call{Key: m.key, Name: "parked", ID: m.id, Encode: func() ([]byte, error) { return q.payload(m), nil }}
+	call := core.Call{Key: m.key, Name: "parked", ID: m.id, Encode: func() ([]byte, error) { return m.payload, nil }}
 	err := n.guard.Do(ctx, call, func(ctx context.Context) error {
 		m.fresh = true
 		lease, _ := core.LeaseFrom(ctx)
@@ -214,6 +328,7 @@ func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who strin
 	})
 	var deferred *core.DeferredError
 	if !errors.As(err, &deferred) {
+		m.refused = errors.Is(err, delayqueue.ErrFull)
 		return err
 	}
 	if m.fresh {
@@ -231,11 +346,13 @@ func (q *queueWorkload) hold(ctx context.Context, p *process, who string, greedi
 	if greedily {
 		acquire = p.locker.TryAcquire
 	}
+	served := q.auditor.waits(ctx, key, who)
 	lease, err := acquire(ctx, key)
 	for greedily && errors.Is(err, core.ErrConflict) && ctx.Err() == nil {
 		time.Sleep(q.r.between(0, 10*time.Millisecond))
 		lease, err = acquire(ctx, key)
 	}
+	served()
 	if err != nil {
 		return err
 	}
@@ -265,8 +382,12 @@ func (q *queueWorkload) ask(ctx context.Context, n *node, who, kind string, m *m
 	before := m.redriven
 	switch kind {
 	case "cancel":
+		began, first := time.Now(), !m.asked
 		m.asked = true
 		if err = n.queue.Cancel(ctx, m.name()); err == nil {
+			if first { // what was cancelled can be again
+				q.ledger.cancelled(who, m, began)
+			}
 			q.ledger.saw(m, delayqueue.StateCancelled, before)
 		}
 	case "redrive":
@@ -281,8 +402,12 @@ func (q *queueWorkload) ask(ctx context.Context, n *node, who, kind string, m *m
 			get = n.queue.Wait
 		}
 		var status delayqueue.Status
+		began := time.Now()
 		if status, err = get(ctx, m.name()); err == nil {
 			q.ledger.saw(m, status.State, before)
+		}
+		if late := time.Since(later(began, m.doneAt)); m.done > 0 && m.redriven == 0 && late > 3*time.Second && q.w.quiet(m.doneAt) {
+			q.w.violation(who, "%s of %s returns %s after it was done: %v", kind, m.id, late, err)
 		}
 	}
 	q.w.emit(who, kind, m.key, m.id, " ", err)
@@ -302,8 +427,17 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 		return nil
 	}
 	who := fmt.Sprintf("%s:%s", p.name, m.id)
+	n := q.nodes[p]
+	n.runs++
 	end := q.ledger.start(ctx, p, m, dm)
-	defer func() { end(err) }()
+	if dm.Losses > 0 { // it may be its last attempt, which it has alone
+		n.runs += n.slots
+		defer func() { n.runs -= n.slots }()
+	}
+	defer func() {
+		n.runs--
+		end(err)
+	}()
 	if m.key != "" {
 		lease, ok := core.LeaseFrom(ctx)
 		if !ok || lease.Key() != m.key {
@@ -340,6 +474,7 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 		q.stayFor(context.Background(), 8*time.Second) // it hears nothing
 	}
 	if q.r.one(3) {
+		m.result = q.w.quiet(time.Now())
 		if err := delayqueue.SetResult(ctx, []byte(m.id)); err != nil {
 			q.w.violation(who, "result: %v", err)
 		}
@@ -400,6 +535,11 @@ func (q *queueWorkload) account(n *node) {
 			continue
 		}
 		q.ledger.ended(m, entry)
+		if m.result && entry.State == delayqueue.StateDone && m.redriven == 0 && q.bytes == 0 {
+			if result, err := n.queue.Result(ctx, m.name()); err != nil || string(result) != m.id {
+				q.w.violation("-", "the result of %s is %q, %v", m.id, result, err)
+			}
+		}
 		if entry.State == delayqueue.StateDead {
 			dead++
 		}

@@ -27,6 +27,7 @@ type world struct {
 	lostAt    time.Time
 	faults    []string  // the kinds that happen in this world
 	disturbed time.Time // until when something may keep the queue's promises of order from being kept: see overtakes
+	struck    time.Time // when the last fault happened
 	lost      int64     // what Redis granted before this may be lost, by its clock: see auditor
 
 	digest, order hash.Hash
@@ -35,7 +36,8 @@ type world struct {
 	report        plan.Report
 }
 
-// kinds are the kinds of faults. Each world has about half of them, or few: what is promised only while nothing fails is seen there.
+// kinds are the kinds of faults. A world has about half of them, or few, or hardly any: what is promised only while nothing fails is seen
+// there.
 var kinds = []string{
 	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "restart", "slow", "full", "read-only", "forget", "busy",
 	"clock-back", "clock-forward", "wipe",
@@ -44,7 +46,7 @@ var kinds = []string{
 func newWorld(c plan.Config) *world {
 	w := &world{config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
 	w.report = plan.Report{Calls: map[string]int{}, Faults: map[string]int{}}
-	oneIn := pick(w.r, 2, 8)
+	oneIn := pick(w.r, 2, 2, 8, 50)
 	for _, kind := range kinds {
 		rare := slices.Contains(kinds[len(kinds)-3:], kind)
 		if on := w.r.one(oneIn) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
@@ -107,6 +109,7 @@ func (w *world) emit(who, what, key string, detail ...any) {
 // happens records a fault.
 func (w *world) happens(kind, detail string) {
 	w.report.Faults[kind]++
+	w.struck = time.Now()
 	w.emit("-", kind, "", detail)
 }
 
@@ -114,6 +117,11 @@ func (w *world) happens(kind, detail string) {
 // claimed is lost, and waits for its next attempt.
 func (w *world) disturb(d time.Duration) {
 	w.disturbed = later(w.disturbed, time.Now().Add(d+10*time.Second))
+}
+
+// quiet reports whether nothing has failed since, nor for a while before.
+func (w *world) quiet(since time.Time) bool {
+	return w.struck.Add(20*time.Second).Before(since) && w.disturbed.Before(since) && !w.on("clock-back") && !w.on("clock-forward")
 }
 
 func later(a, b time.Time) time.Time {
