@@ -31,8 +31,9 @@ type fakeNode struct {
 	mute    bool // runs what it gets, but its answers are lost
 	backlog []func()
 	conns   map[*fakeConn]struct{}
-	ahead   time.Duration // of the true time
+	ahead   time.Duration // of the true time, in the beginning
 	rate    float64       // at which its clock runs
+	began   time.Time
 }
 
 // fakeConn takes what is written at once, as a socket does: at the other end of its pipe the node may
@@ -53,6 +54,7 @@ func newFakeConn(conn net.Conn, n *fakeNode) *fakeConn {
 			select {
 			case b := <-c.out:
 				time.Sleep(c.lag)
+				c.node.look()
 				_, _ = c.Conn.Write(b)
 			case <-c.closed:
 				return
@@ -91,6 +93,7 @@ func (c *fakeConn) Write(b []byte) (int, error) {
 	mute := n.mute
 	n.mu.Unlock()
 	if mute {
+		n.look()
 		_, err := c.Conn.Write(b)
 		time.Sleep(time.Millisecond) // it has run by then
 		_ = c.shut()
@@ -197,18 +200,14 @@ func (n *fakeNode) live() {
 
 // clock is how far its clock is ahead.
 func (n *fakeNode) clock() time.Duration {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.ahead
+	return n.ahead + time.Duration((n.rate-1)*float64(time.Since(n.began)))
 }
 
-func (n *fakeNode) tick(d time.Duration) {
-	n.mu.Lock()
-	n.ahead += time.Duration((n.rate - 1) * float64(d))
-	now := time.Now().Add(n.ahead)
-	n.mu.Unlock()
-	n.SetTime(now)
-	n.FastForward(time.Duration(n.rate * float64(d)))
+// look sets its clock, if that is not the bubble's.
+func (n *fakeNode) look() {
+	if d := n.clock(); d != 0 {
+		n.SetTime(time.Now().Add(d))
+	}
 }
 
 // onFakeNodes runs test in virtual time, with several nodes.
@@ -217,25 +216,12 @@ func onFakeNodes(t *testing.T, many int, test func(t *testing.T, nodes []*fakeNo
 	synctest.Test(t, func(t *testing.T) {
 		var nodes []*fakeNode
 		for range many {
-			nodes = append(nodes, &fakeNode{Miniredis: miniredis.NewMiniRedis(), rate: 1, conns: map[*fakeConn]struct{}{}})
+			n := &fakeNode{Miniredis: miniredis.NewMiniRedis(), rate: 1, began: time.Now(), conns: map[*fakeConn]struct{}{}}
+			n.ClockTTL(true)
+			nodes = append(nodes, n)
 		}
-		const tick = 10 * time.Millisecond
-		stop := make(chan struct{})
-		go func() {
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(tick):
-					for _, n := range nodes {
-						n.tick(tick)
-					}
-				}
-			}
-		}()
 		t.Cleanup(func() {
 			time.Sleep(2 * time.Second) // until go-redis, whose clients are closed, dials no longer
-			close(stop)
 			for _, n := range nodes {
 				n.live()
 				n.die() // go-redis before 9.23 keeps a connection open that is made while its client closes

@@ -24,25 +24,14 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
 		rdb := redis.NewClient(&redis.Options{
 			Addr: "127.0.0.1:1", PoolSize: bubblePool,
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
 		})
 		var full atomic.Bool
 		rdb.AddHook(fullPool(&full))
-		stop := make(chan struct{})
-		go func() {
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(10 * time.Millisecond):
-					m.FastForward(10 * time.Millisecond)
-				}
-			}
-		}()
 		defer func() { // also when the test fails, or the bubble never ends
-			close(stop)
 			_ = rdb.Close()
 			m.Close()
 		}()

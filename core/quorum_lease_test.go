@@ -118,7 +118,6 @@ func TestQuorum_AQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 				onFakeNodes(t, 5, func(t *testing.T, nodes []*fakeNode) {
 					for i, n := range nodes {
 						n.ahead = time.Duration(i-2) * apart
-						n.tick(0)
 					}
 					l := overNodes(t, nodes)
 					warm(t, l)
