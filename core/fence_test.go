@@ -1,15 +1,10 @@
 package core_test
 
 import (
-	"context"
-	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -182,82 +177,5 @@ func TestFence_ComparedAtTheWriteAlonePaysTwice(t *testing.T) {
 		})
 		require.Equal(t, 6, seen)
 		require.Equal(t, 2, twice, "both read, then the stale holder writes, then the other one")
-	})
-}
-
-// addOne follows the recipe. It reports whether the claim was taken.
-func addOne(store *fencedStore, fence int64, pause func()) (claimed bool) {
-	if !store.claim(fence) {
-		return false
-	}
-	was := store.read()
-	pause()
-	store.write(fence, was, was+1)
-	return true
-}
-
-// takeAway takes a key from its holders, again and again.
-func takeAway(l *core.Locker, key string, over <-chan struct{}) {
-	for {
-		select {
-		case <-over:
-			return
-		case <-time.After(rand.N(5 * time.Millisecond)):
-		}
-		info, err := l.Inspect(context.Background(), key)
-		if err == nil && len(info.Holders) > 0 {
-			_, _ = l.ForceRelease(context.Background(), key, info.Holders[0].Fence)
-		}
-	}
-}
-
-// Holders that ignore their contexts, and lose their keys at any moment.
-func TestFence_ClaimedBeforeTheReadTakesNoStaleWrite(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const keys, holders, rounds = 4, 8, 25
-		var (
-			lockers = []*core.Locker{lockerOn(t, env.Client(t), env.Prefix), lockerOn(t, env.Client(t), env.Prefix)}
-			stores  [keys]fencedStore
-			names   = keyNames(keys)
-			lost    atomic.Int64
-			working sync.WaitGroup
-			thief   sync.WaitGroup
-		)
-		pause := func() { time.Sleep(rand.N(2 * time.Millisecond)) }
-		for i := range keys * holders {
-			l, key, store := lockers[i%2], names[i%keys], &stores[i%keys]
-			working.Go(func() {
-				for range rounds {
-					lease, err := l.Acquire(context.Background(), key)
-					if !assert.NoError(t, err) {
-						return
-					}
-					pause()
-					// Later work under the same lease claims again: it has the same fence.
-					if addOne(store, lease.Fence(), pause) {
-						pause()
-						addOne(store, lease.Fence(), func() {})
-					}
-					if lease.Release(context.Background()) != nil {
-						lost.Add(1)
-					}
-				}
-			})
-		}
-		over := make(chan struct{})
-		for _, key := range names {
-			thief.Go(func() { takeAway(lockers[0], key, over) })
-		}
-		working.Wait()
-		close(over)
-		thief.Wait()
-		refused := 0
-		for i := range stores {
-			require.Zero(t, stores[i].stale)
-			require.Equal(t, stores[i].accepted, stores[i].value, "no write was overwritten")
-			refused += stores[i].refused
-		}
-		require.Positive(t, lost.Load())
-		require.Positive(t, refused, "stale holders came to the store")
 	})
 }

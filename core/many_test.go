@@ -2,14 +2,11 @@ package core_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -243,81 +240,6 @@ func TestDiningPhilosophers(t *testing.T) {
 	})
 }
 
-// setsInside are the holders of a few keys.
-type setsInside struct{ writers, readers [4]atomic.Int32 }
-
-// visit takes some of the keys, and checks that nobody has them who may not. Its caller may leave.
-func (s *setsInside) visit(t *testing.T, l *core.Locker) {
-	picked := rand.Perm(len(s.writers))[:1+rand.N(len(s.writers))]
-	var names []string
-	for _, k := range picked {
-		names = append(names, strconv.Itoa(k))
-	}
-	reads := rand.N(2) == 0
-	var opts []core.AcquireOption
-	if reads {
-		opts = append(opts, core.Shared())
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	if rand.N(4) == 0 {
-		time.AfterFunc(rand.N(10*time.Millisecond), cancel)
-	}
-	acquire := l.AcquireAll
-	if rand.N(4) == 0 {
-		acquire = l.TryAcquireAll
-	}
-	set, err := acquire(ctx, names, opts...)
-	gone := ctx.Err() != nil
-	cancel()
-	if err != nil {
-		if !gone && !errors.Is(err, core.ErrConflict) {
-			t.Error(err)
-		}
-		return
-	}
-	for _, k := range picked {
-		if reads {
-			s.readers[k].Add(1)
-		} else if s.writers[k].Add(1) != 1 || s.readers[k].Load() != 0 {
-			t.Error("a writer with others")
-		}
-		if reads && s.writers[k].Load() != 0 {
-			t.Error("a reader with a writer")
-		}
-	}
-	for _, k := range picked {
-		if reads {
-			s.readers[k].Add(-1)
-		} else {
-			s.writers[k].Add(-1)
-		}
-	}
-	if err := set.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
-// Sets of all sizes, single calls, readers and writers on few keys.
-func TestAcquireAll_SetsNeverOverlapWrongly(t *testing.T) {
-	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		const lockers, goroutines, rounds = 3, 5, 8
-		var inside setsInside
-		var wg sync.WaitGroup
-		for range lockers {
-			l := newLocker()
-			for range goroutines {
-				wg.Go(func() {
-					for range rounds {
-						inside.visit(t, l)
-					}
-				})
-			}
-		}
-		wg.Wait()
-		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
-	})
-}
-
 func TestAcquireAll_ASetEndsWithItsFirstLease(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
 		l := newLocker(core.WithTTL(time.Second))
@@ -434,20 +356,6 @@ func TestAcquireAll_ALostReplyToManyKeys(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrUnavailable)
 		requireNothingLeft(t, direct, env.Prefix, promptly)
 	})
-}
-
-func TestAcquireAll_AKilledHolderOfManyKeysFreesThem(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	h := startHolder(t, env, "a,b,c", time.Second, "all")
-	l := newLocker(t, env)
-	_, err := l.TryAcquireAll(t.Context(), []string{"b", "d"})
-	require.ErrorIs(t, err, core.ErrConflict)
-	h.signal(syscall.SIGKILL)
-	set, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
-	require.NoError(t, err)
-	require.Greater(t, slices.Min([]int64{set.Fence("a"), set.Fence("b"), set.Fence("c")}), h.fence)
-	require.NoError(t, set.Release(t.Context()))
 }
 
 // A queue of the dead, and a record that only remembers, do not keep a set out.

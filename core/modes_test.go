@@ -3,11 +3,8 @@ package core_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -104,41 +101,6 @@ func TestModes_ReadersShareTheKey(t *testing.T) {
 		require.NoError(t, lease.Release(t.Context()))
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
 	})
-}
-
-func TestModes_EachReaderExpiresByItself(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	ctx, l := t.Context(), newLocker(t, env)
-	inspect := func() *core.KeyInfo {
-		info, err := l.Inspect(ctx, "k")
-		require.NoError(t, err)
-		return info
-	}
-	reader, err := l.TryAcquire(ctx, "k", core.Shared())
-	require.NoError(t, err)
-	startHolder(t, env, "k", time.Second, "shared").signal(syscall.SIGKILL)
-	writer := acquiring(t, newLocker(t, env), "k")
-	redistest.Eventually(t, func() bool { return inspect().Held == 1 }, "the dead one's lease is over")
-	waiting(t, writer, "a reader is left")
-	require.NoError(t, reader.Context().Err())
-	require.NoError(t, reader.Release(ctx))
-	require.NoError(t, granted(t, writer).Release(ctx))
-
-	// The other way around: who is left is the dead one.
-	reader, err = l.TryAcquire(ctx, "k", core.Shared())
-	require.NoError(t, err)
-	dying := startHolder(t, env, "k", 4*time.Second, "shared")
-	dying.signal(syscall.SIGKILL)
-	writer = acquiring(t, newLocker(t, env), "k")
-	queued(t, env, "k", 1)
-	info := inspect()
-	dead := slices.IndexFunc(info.Holders, func(h core.Holder) bool { return h.Fence == dying.fence })
-	require.NotEqual(t, -1, dead, "its lease is over before the test began")
-	require.NoError(t, reader.Release(ctx))
-	lease := granted(t, writer)
-	require.GreaterOrEqual(t, inspect().At.Sub(info.At), info.Holders[dead].Remaining, "the dead reader's lease was not over")
-	require.NoError(t, lease.Release(ctx))
 }
 
 func TestModes_ReadersBehindAWaitingWriterWait(t *testing.T) {
@@ -258,107 +220,6 @@ func TestCounted_LetsInAsManyAsEachCallSays(t *testing.T) {
 		require.NoError(t, second.Release(t.Context()))
 		require.NoError(t, leases[2].Release(t.Context()))
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
-	})
-}
-
-// modesInside are the holders of a key.
-type modesInside struct {
-	mu       sync.Mutex
-	limits   map[int64]int // by fence
-	greatest int64
-}
-
-// enter checks that nobody is inside with whom one with that limit may not be.
-func (m *modesInside) enter(t *testing.T, limit int, fence int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	before := 0
-	for other, its := range m.limits {
-		if its == 1 || limit == 1 {
-			t.Errorf("limits %d and %d are inside", limit, its)
-		}
-		if other < fence { // granted earlier
-			before++
-		}
-	}
-	if limit > 1 && before >= limit {
-		t.Errorf("%d were inside before one with limit %d", before, limit)
-	}
-	if limit == 1 && fence <= m.greatest {
-		t.Error("a writer's fence does not grow")
-	}
-	m.greatest = max(m.greatest, fence)
-	m.limits[fence] = limit
-}
-
-// set changes the limit of one that is inside; with less than 0 it leaves.
-func (m *modesInside) set(fence int64, limit int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.limits[fence] = limit
-	if limit < 0 {
-		delete(m.limits, fence)
-	}
-}
-
-// visit is one call, in any mode. Its caller may leave.
-func (m *modesInside) visit(t *testing.T, l *core.Locker) {
-	limit := 1
-	var opts []core.AcquireOption
-	switch rand.N(4) {
-	case 0:
-		limit = 0
-		opts = append(opts, core.Shared())
-	case 1:
-		limit = 2 + rand.N(3)
-		opts = append(opts, core.Counted(limit))
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	if rand.N(4) == 0 {
-		time.AfterFunc(rand.N(5*time.Millisecond), cancel)
-	}
-	lease, err := l.Acquire(ctx, "k", opts...)
-	cancel()
-	if err != nil {
-		if ctx.Err() == nil {
-			t.Error(err)
-		}
-		return
-	}
-	m.enter(t, limit, lease.Fence())
-	if rand.N(4) == 0 {
-		time.Sleep(rand.N(2 * time.Millisecond))
-	}
-	if limit == 1 && rand.N(4) == 0 {
-		m.set(lease.Fence(), 0)
-		if err := lease.Downgrade(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
-	m.set(lease.Fence(), -1)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
-// Every call checks, on its way in, that nobody is inside with whom it may not be.
-func TestModes_NeverOverlapWrongly(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const lockers, goroutines, rounds = 3, 10, 15
-		inside := modesInside{limits: map[int64]int{}}
-		var wg sync.WaitGroup
-		for range lockers {
-			l := newLocker(t, env)
-			for range goroutines {
-				wg.Go(func() {
-					for range rounds {
-						inside.visit(t, l)
-					}
-				})
-			}
-		}
-		wg.Wait()
-		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
 	})
 }
 

@@ -144,26 +144,6 @@ func TestOnce_RunsDoNotComeTooSoon(t *testing.T) {
 	})
 }
 
-func TestOnce_ManyCallsAtOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lockers := []*core.Locker{newLocker(t, env), newLocker(t, env), newLocker(t, env)}
-		for round := range 5 {
-			var runs, said atomic.Int64
-			key := fmt.Sprint("k", round)
-			errs, _ := callsAtOnce(60, func(i int) error {
-				ran, err := lockers[i%3].Once(t.Context(), key, time.Minute, func(context.Context) error { runs.Add(1); return nil })
-				if ran {
-					said.Add(1)
-				}
-				return err
-			})
-			require.NoError(t, errors.Join(errs...))
-			require.EqualValues(t, 1, runs.Load())
-			require.EqualValues(t, 1, said.Load())
-		}
-	})
-}
-
 // A run that did not succeed gives its period back.
 func TestOnce_AFailedRunIsRepeatedByTheNextCall(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

@@ -4,22 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
-	"github.com/perkey-go/perkey/retry"
 )
 
 // TestOutcome_EachCallHasExactlyOne goes over every reason for which a call ends, but for those of the next two tests. It
@@ -333,102 +327,6 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 		}
 		for _, name := range redistest.Keys(t, env.Client(t), env.Prefix) {
 			require.Contains(t, name, "true", "a key is still held")
-		}
-	})
-}
-
-// What random calls are made of.
-var (
-	anyPolicy = []core.ConflictPolicy{
-		nil, untilGranted, policyFunc(deferAll),
-		retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
-		policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
-		policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, core.ErrConflict }),
-	}
-	anyOptions = [][]core.AcquireOption{nil, nil, {core.Shared()}, {core.Counted(3)}, {core.LeaseTTL(1)}, {core.FixedLease(200 * time.Millisecond)}}
-	anyContext = []makeContext{
-		unbounded, within(time.Millisecond), within(30 * time.Millisecond), within(300 * time.Millisecond),
-		cancelledAfter(0, nil), cancelledAfter(2*time.Millisecond, nil), cancelledAfter(50*time.Millisecond, core.ErrUnavailable),
-	}
-	anyKey = []string{"a", "b", "c", "d", "e", ""}
-)
-
-// breakFor breaks the way to Redis in two ways, for so long each, and after a pause in which keys are granted.
-func (s *sides) breakFor(t *testing.T, d, pause time.Duration) {
-	t.Helper()
-	before := s.seen.granted.Load()
-	time.Sleep(pause)
-	redistest.Eventually(t, func() bool { return s.seen.granted.Load() > before }, "keys are granted")
-	s.proxy.Refuse(true)
-	time.Sleep(d)
-	heal(s.proxy)
-	time.Sleep(pause)
-	s.proxy.Blackhole(redistest.Requests)
-	time.Sleep(d)
-	heal(s.proxy)
-	s.proxy.Cut()
-}
-
-func anyOf[T any](all []T) T { return all[rand.N(len(all))] }
-
-// TestOutcome_OfRandomCalls makes calls of all kinds, with faults between them and Redis, and
-// closes the Locker in the middle of them.
-func TestOutcome_OfRandomCalls(t *testing.T) {
-	const goroutines, length = 64, 3 * time.Second
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		s := fragileSides(t, env, clientTimeout, core.WithMaxWaiters(goroutines/8, goroutines/2))
-		ways := slices.Sorted(maps.Keys(waysIn))
-		tokens := make(chan string, 100)
-		for i := range cap(tokens) {
-			tokens <- s.token(t, fmt.Sprint("token ", i))
-		}
-		close(tokens)
-
-		var mu sync.Mutex
-		var all []made
-		var wg sync.WaitGroup
-		var closed atomic.Bool
-		var phase atomic.Int64 // each has keys of its own: what a fault leaves behind holds a key for 10 s
-		for range goroutines {
-			wg.Go(func() {
-				for last := false; !last; {
-					last = closed.Load()
-					c := entered{
-						l: s.l, key: anyOf(anyKey), policy: anyOf(anyPolicy), opts: anyOf(anyOptions), token: <-tokens, noWork: rand.N(50) == 0,
-					}
-					if c.key != "" {
-						c.key += fmt.Sprint(phase.Load())
-					}
-					calls := makeCalls(t, anyOf(anyContext), anyOf(ways), 1, nil, func(int) entered { return c })
-					mu.Lock()
-					all = append(all, calls...)
-					mu.Unlock()
-					time.Sleep(rand.N(5 * time.Millisecond))
-				}
-			})
-		}
-		for range 3 {
-			phase.Add(1)
-			s.breakFor(t, length/60, length/8)
-		}
-		time.Sleep(length / 8)
-		require.NoError(t, s.l.Close())
-		closed.Store(true)
-		wg.Wait()
-
-		counts := map[core.OutcomeKind]int{}
-		for _, e := range s.seen.requireOutcomes(t, all) {
-			counts[e.Kind]++
-		}
-		t.Logf("%d calls: %v", len(all), counts)
-		s.seen.mu.Lock()
-		defer s.seen.mu.Unlock()
-		require.Len(t, s.seen.outcomes, len(all)+1, "the warm-up, which has no ID, is the other one")
-		require.Zero(t, s.seen.held, "leases that were granted, and not released or lost")
-		for _, kind := range []core.OutcomeKind{
-			core.OutcomeAcquired, core.OutcomeCancelled, core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
-		} {
-			assert.Positive(t, counts[kind], kind)
 		}
 	})
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // holderVar makes this test binary a holder: "addr prefix key ttl", and "shared" if
-// it is to be a reader, "all" if key is several with commas between, or "once" or "lead".
+// it is to be a reader, or "once" or "lead".
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and says what became of the lease.
@@ -35,16 +35,6 @@ func runHolder() {
 	l, err := core.New(redis.NewClient(&redis.Options{Addr: addr}), core.WithPrefix(prefix), core.WithTTL(d))
 	if err != nil {
 		fmt.Println(err)
-		return
-	}
-	if mode == "all" {
-		set, err := l.AcquireAll(context.Background(), strings.Split(key, ","))
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Println("held", set.Fence(set.Keys()[0]))
-		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		return
 	}
 	if run := map[string]func(*core.Locker, string){"once": runOnce, "lead": runLead}[mode]; run != nil {
@@ -106,9 +96,9 @@ type holder struct {
 	fence int64
 }
 
-func startHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration, mode ...string) *holder {
+func startHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration) *holder {
 	t.Helper()
-	h := launchHolder(t, env, key, ttl, mode...)
+	h := launchHolder(t, env, key, ttl)
 	_, err := fmt.Sscan(strings.TrimPrefix(h.line(), "held "), &h.fence)
 	require.NoError(t, err)
 	return h
