@@ -362,39 +362,6 @@ func TestBlackhole_WaitersAreServedSoonAfterIt(t *testing.T) {
 	}
 }
 
-// TestBlackhole_UnderLoad has many calls at once, of several lockers, on a real Redis: once it is silent they go on being told of a
-// conflict until nobody has heard of it for too long, and then only that it is unavailable, until it is back.
-func TestBlackhole_UnderLoad(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	proxy := redistest.NewProxy(t, env.Addr)
-	holder, err := newLocker(t, env, core.WithTTL(time.Hour)).Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	const lockers, callers, waiters = 3, 50, 20
-	var done []<-chan error
-	var all []*core.Locker
-	for range lockers {
-		l := lockerOn(t, redistest.Client(t, &redis.Options{Addr: proxy.Addr}), env.Prefix)
-		done = append(done, informedCalls(t, l, waiters, func() error { return l.Do(t.Context(), "k", nothing) }))
-		listening(t, l)
-		all = append(all, l)
-	}
-	proxy.Blackhole(redistest.Requests | redistest.Replies)
-	untilTold(t, all, callers, "k")
-	for _, results := range done {
-		require.Empty(t, results, "a call left that knew of the holder")
-	}
-	require.NoError(t, holder.Release(t.Context()))
-	proxy.Blackhole(0) // connections that lost something stay silent
-	back := time.Now()
-	for _, results := range done {
-		for range waiters {
-			require.NoError(t, <-results)
-		}
-	}
-	t.Logf("all served %s after Redis is back", time.Since(back))
-}
-
 // untilTold has each locker make calls for a held key, each until it was told for a second that Redis is away. From then on nobody is
 // told of a conflict.
 func untilTold(t *testing.T, lockers []*core.Locker, callers int, key string) {

@@ -69,20 +69,6 @@ func TestDowngrade_LetsReadersInAndKeepsWritersOut(t *testing.T) {
 	})
 }
 
-func TestDowngrade_ADowngradedLeaseIsRenewed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l, other := newLocker(t, env, core.WithTTL(time.Second)), newLocker(t, env)
-		lease, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.NoError(t, lease.Downgrade(t.Context()))
-		for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-			_, err := other.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, core.ErrConflict)
-		}
-		require.NoError(t, lease.Release(t.Context()))
-	})
-}
-
 func TestDowngrade_ALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, direct := throughProxy(t, env, 3)

@@ -191,18 +191,6 @@ func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	require.Empty(t, redistest.Keys(t, rdb, "p"))
 }
 
-func TestFault_AReadOnlyReplicaIsUnavailable(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
-	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
-	l := newLocker(t, env)
-	require.NoError(t, rdb.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
-	_, err := l.TryAcquire(t.Context(), "k")
-	require.ErrorIs(t, err, core.ErrUnavailable)
-	require.ErrorContains(t, err, "READONLY")
-}
-
 func TestFault_WhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -55,22 +54,6 @@ func TestModes_TheWriterThatGivesUpLetsReadersIn(t *testing.T) {
 // machine adds to the claim's second.
 const beforeItsPlaceIsLost = 15 * time.Second
 
-func TestModes_ALostGrantCostsAboutTheClaimSecond(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		l, proxy, _ := throughProxy(t, env, 3)
-		waiter := acquiring(t, l, "k")
-		listening(t, l)
-		queued(t, env, "k", 1)
-		proxy.DropReply(once("grant"))
-		start := time.Now()
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, granted(t, waiter).Release(t.Context()))
-		require.Less(t, time.Since(start), beforeItsPlaceIsLost)
-	})
-}
-
 // The one behind whom a grant was lost has no more to wait for than the claim.
 func TestModes_AGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
 	t.Parallel()
@@ -89,29 +72,6 @@ func TestModes_AGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T
 	require.NoError(t, lease.Release(t.Context()))
 	require.NoError(t, granted(t, next).Release(t.Context()))
 	require.Less(t, time.Since(start), beforeItsPlaceIsLost)
-}
-
-func TestModes_DeadWaitersAreSkipped(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		// Its client is closed without the locker: it can neither leave nor listen.
-		rdb := redis.NewClient(&redis.Options{Addr: env.Addr})
-		dead, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithRenewalClient(rdb))
-		require.NoError(t, err)
-		gone := acquiring(t, dead, "k")
-		queued(t, env, "k", 1)
-		alive := acquiring(t, newLocker(t, env), "k")
-		queued(t, env, "k", 2)
-		require.NoError(t, rdb.Close())
-
-		start := time.Now()
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, granted(t, alive).Release(t.Context()))
-		require.Less(t, time.Since(start), beforeItsPlaceIsLost)
-		require.NoError(t, dead.Close())
-		require.Error(t, outcome(t, gone).err)
-	})
 }
 
 func TestModes_AKilledWaiterIsSkipped(t *testing.T) {

@@ -201,24 +201,6 @@ func TestLead_GoesOnAfterAnOutage(t *testing.T) {
 	})
 }
 
-// Redis lost its data: the leader is told, and is a candidate as any other.
-func TestLead_AfterARestartOfRedisThatForgot(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
-	var office atomic.Int64
-	all := []*candidate{
-		campaign(t, newLocker(t, env, core.WithTTL(time.Second)), &office),
-		campaign(t, newLocker(t, env, core.WithTTL(time.Second)), &office),
-	}
-	_, first := leader(t, all...)
-	server.Kill()
-	redistest.Eventually(t, func() bool { return office.Load() == 0 }, "the end of a leader")
-	server.Restart(t)
-	_, second := leader(t, all...)
-	require.Greater(t, second, first)
-}
-
 // A process that was stopped finds that it leads no longer before it does anything else, and leads again
 // when the others are gone.
 func TestLead_AStoppedAndAKilledLeader(t *testing.T) {

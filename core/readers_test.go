@@ -82,54 +82,6 @@ func TestReaders_AllOfAProcessEnterBeforeTheWriterBehindThem(t *testing.T) {
 	})
 }
 
-func TestReaders_ManyReadForEachWrite(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		a, b := newLocker(t, env), newLocker(t, env)
-		var reads, writes, readBefore atomic.Int64
-		var inside atomic.Int64
-		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-		defer stop()
-		const enough = 30
-		var wg sync.WaitGroup
-		loop := func(l *core.Locker, n int, work func(), opts ...core.AcquireOption) {
-			for range n {
-				wg.Go(func() {
-					for writes.Load() < enough && ctx.Err() == nil {
-						err := l.Do(t.Context(), "k", func(context.Context) error { work(); return nil }, opts...)
-						if err != nil {
-							t.Error(err)
-							return
-						}
-					}
-				})
-			}
-		}
-		loop(a, 50, func() {
-			if inside.Add(1) < 0 {
-				t.Error("a reader beside a writer")
-			}
-			time.Sleep(5 * time.Millisecond)
-			inside.Add(-1)
-			reads.Add(1)
-		}, core.Shared())
-		const many = 1 << 20
-		loop(b, 2, func() {
-			if inside.Add(-many) != -many {
-				t.Error("a writer beside somebody")
-			}
-			time.Sleep(5 * time.Millisecond)
-			inside.Add(many)
-			if writes.Add(1) == enough {
-				readBefore.Store(reads.Load())
-			}
-		})
-		wg.Wait()
-		t.Logf("%d reads, %d writes", readBefore.Load(), writes.Load())
-		require.GreaterOrEqual(t, writes.Load(), int64(enough))
-		require.GreaterOrEqual(t, readBefore.Load(), int64(20*enough), "reads a write")
-	})
-}
-
 // Those that were inside, or stood before the writer as leaders or along with one, may enter once each while it waits.
 func TestReaders_AStreamDoesNotStarveAWriter(t *testing.T) {
 	for name, test := range map[string]struct{ lockers, each, most int }{

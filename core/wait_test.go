@@ -3,7 +3,6 @@ package core_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,29 +59,6 @@ func TestWait_TheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 	})
 }
 
-func TestWait_TheFirstOfTheQueueHandsItsWakeOnWhenItLeaves(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder, waiting := newLocker(t, env), newSleeper(t, env)
-		lease, err := holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		inLine := make(chan struct{})
-		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
-		guard := waiting.Guard(untilWoken)
-
-		first, leave := context.WithCancel(t.Context())
-		done := make(chan error, 2)
-		go func() { done <- guard.Do(first, call, func(context.Context) error { return nil }) }()
-		<-inLine
-		go func() { done <- guard.Do(t.Context(), call, func(context.Context) error { return nil }) }()
-		<-inLine
-
-		leave()
-		require.ErrorIs(t, <-done, context.Canceled)
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, <-done)
-	})
-}
-
 // untilItWaits begins a call for "k", and returns where its error will be when the call waits.
 func untilItWaits(t *testing.T, guard *core.Guard) <-chan error {
 	waits, done := make(chan struct{}), make(chan error, 1)
@@ -101,50 +77,6 @@ func TestWait_ALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 		require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
 		require.NoError(t, <-done)
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
-	})
-}
-
-func TestWait_ALostNotificationDelaysAWaiterByNoMoreThanThePollInterval(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const pollFloor, slow = time.Second, 1500 * time.Millisecond // and what a busy machine may add
-		holder, waiting := newLocker(t, env), newLocker(t, env)
-		lease, err := holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.NoError(t, lease.Extend(t.Context(), time.Minute)) // nobody waits for its end
-		done := make(chan error, 1)
-		go func() {
-			done <- waiting.Guard(untilWoken).Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil })
-		}()
-		rdb, record := env.Client(t), core.RecordName(env.Prefix, "k")
-		redistest.Eventually(t, func() bool {
-			return strings.Contains(rdb.HGet(t.Context(), record, "queue").Val(), "@")
-		}, "it waits to be told")
-		// The record names no waiter, so the release wakes none. A question that is under way names it once more.
-		redistest.Eventually(t, func() bool {
-			require.NoError(t, rdb.HDel(t.Context(), record, "queue", "waiting").Err())
-			time.Sleep(50 * time.Millisecond)
-			return !rdb.HExists(t.Context(), record, "queue").Val()
-		}, "nobody is named")
-		require.NoError(t, lease.Release(t.Context()))
-		select {
-		case err := <-done:
-			require.NoError(t, err)
-		case <-time.After(pollFloor + slow):
-			require.FailNow(t, "it still waits")
-		}
-	})
-}
-
-func TestAcquire_WaitsOutAHolderThatDied(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		dead := newLocker(t, env, core.WithTTL(300*time.Millisecond))
-		_, err := dead.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.NoError(t, dead.Close(), "the key stays taken until its lease runs out")
-		l := newLocker(t, env)
-		lease, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.NoError(t, lease.Release(t.Context()))
 	})
 }
 
