@@ -326,7 +326,7 @@ func TestOutage_IsOverWhenTheClientHasAConnection(t *testing.T) {
 func TestBlackhole_WaitersAreServedSoonAfterIt(t *testing.T) {
 	t.Parallel()
 	const soon, each = 500 * time.Millisecond, 20
-	for length := 3500 * time.Millisecond; length < 12*time.Second; length += 530 * time.Millisecond {
+	for length := 3500 * time.Millisecond; length < 12*time.Second; length += 1060 * time.Millisecond {
 		t.Run(fmt.Sprint(length), func(t *testing.T) {
 			t.Parallel()
 			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
@@ -477,7 +477,7 @@ func TestBlackhole_OfAClientThatDialsSlowly(t *testing.T) {
 			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 				n, hole := nodes[0], &atomic.Bool{}
 				l := lockerOn(t, slowDials(t, n, hole, usual), "p", core.WithTTL(time.Hour), core.WithFirstLease(time.Minute))
-				const callers = 40
+				const callers = 15
 				var leases []*core.Lease
 				for i := range callers {
 					lease, err := l.TryAcquire(t.Context(), fmt.Sprint(i))

@@ -28,7 +28,7 @@ var followFirst = core.WithFirstLease(3 * time.Second) // renewed after one
 // it renews is worth nothing, and what it publishes reaches nobody who has left it.
 func TestFailover_RenewalsAndTheSubscriptionFollowEachFailover(t *testing.T) {
 	t.Parallel()
-	testFailovers(t, 3)
+	testFailovers(t, 2)
 }
 
 func testFailovers(t *testing.T, failovers int) {

@@ -2,8 +2,6 @@ package core_test
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -17,9 +15,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-// idleVar has the tests of idle waiting run at full size, if it is set: a minute and a half.
-const idleVar = "PERKEY_SCALE_IDLE"
 
 // stat is a number in what INFO says.
 func stat(t *testing.T, admin *redis.Client, section, pattern string) float64 {
@@ -82,54 +77,44 @@ func waitIdly(t *testing.T, env *redistest.Env, lockers []*core.Locker, waits fu
 
 func TestIdle_WaitingForManyKeysCostsRedisLittle(t *testing.T) {
 	t.Parallel()
-	keys, length := 1000, 6*time.Second
-	if os.Getenv(idleVar) != "" {
-		keys, length = 5000, 20*time.Second
+	const keys, lockers, length = 1000, 10, 6 * time.Second
+	env, admin := ownServer(t)
+	holder := newLocker(t, env)
+	eachOf(keys, func(i int) {
+		if _, err := holder.TryAcquire(t.Context(), strconv.Itoa(i)); err != nil {
+			t.Error(err)
+		}
+	})
+	var all []*core.Locker
+	for range lockers {
+		l := newLocker(t, env)
+		warm(t, l)
+		all = append(all, l)
 	}
-	for _, lockers := range []int{1, 10} {
-		t.Run(fmt.Sprint(lockers, " lockers"), func(t *testing.T) {
-			env, admin := ownServer(t)
-			holder := newLocker(t, env)
-			eachOf(keys, func(i int) {
-				if _, err := holder.TryAcquire(t.Context(), strconv.Itoa(i)); err != nil {
-					t.Error(err)
-				}
-			})
-			var all []*core.Locker
-			for range lockers {
-				l := newLocker(t, env)
-				warm(t, l)
-				all = append(all, l)
-			}
-			waitIdly(t, env, all, func(locker int) (some []string) {
-				for i := locker; i < keys; i += lockers {
-					some = append(some, strconv.Itoa(i))
-				}
-				return some
-			})
-			time.Sleep(length / 2)
-			commandsSince(t, admin)
-			before := spentBy(t, admin)
-			time.Sleep(length)
-			after := spentBy(t, admin)
-			usec := stat(t, admin, "commandstats", `cmdstat_evalsha:calls=\d+,usec=(\d+)`)
-			scripts, commands := commandsSince(t, admin)
-			t.Logf("%d keys that %d lockers wait for: %.2f%% of a core, %.2f%% in scripts; %.0f scripts/s, %.0f commands/s",
-				keys, lockers, 100*(after.cpu-before.cpu).Seconds()/length.Seconds(), usec/1e4/length.Seconds(),
-				float64(scripts)/length.Seconds(), float64(commands)/length.Seconds())
-			perSecond := float64(keys) * length.Seconds()
-			require.Less(t, float64(scripts), perSecond/10, "the tokens of a locker go together")
-			require.Less(t, float64(commands), 3*perSecond)
-		})
-	}
+	waitIdly(t, env, all, func(locker int) (some []string) {
+		for i := locker; i < keys; i += lockers {
+			some = append(some, strconv.Itoa(i))
+		}
+		return some
+	})
+	time.Sleep(length / 2)
+	commandsSince(t, admin)
+	before := spentBy(t, admin)
+	time.Sleep(length)
+	after := spentBy(t, admin)
+	usec := stat(t, admin, "commandstats", `cmdstat_evalsha:calls=\d+,usec=(\d+)`)
+	scripts, commands := commandsSince(t, admin)
+	t.Logf("%d keys that %d lockers wait for: %.2f%% of a core, %.2f%% in scripts; %.0f scripts/s, %.0f commands/s",
+		keys, lockers, 100*(after.cpu-before.cpu).Seconds()/length.Seconds(), usec/1e4/length.Seconds(),
+		float64(scripts)/length.Seconds(), float64(commands)/length.Seconds())
+	perSecond := keys * length.Seconds()
+	require.Less(t, float64(scripts), perSecond/10, "the tokens of a locker go together")
+	require.Less(t, float64(commands), 3*perSecond)
 }
 
 func TestIdle_WaitingForOneKeyWritesLittle(t *testing.T) {
 	t.Parallel()
-	lockers, length := 100, 6*time.Second
-	if os.Getenv(idleVar) != "" {
-		lockers, length = 500, 30*time.Second
-	}
+	const lockers, length = 100, 6 * time.Second
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p", Real: true}
 	admin := env.Client(t)

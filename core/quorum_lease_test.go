@@ -24,12 +24,12 @@ func TestQuorum_AQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *t
 					l := overNodes(t, nodes, core.WithTTL(10*time.Second))
 					lease, err := l.TryAcquire(t.Context(), "k")
 					require.NoError(t, err)
-					time.Sleep(20 * time.Second)
+					time.Sleep(11 * time.Second)
 					minority := (many - 1) / 2
 					for _, n := range nodes[:minority] {
 						fail(n)
 					}
-					time.Sleep(time.Minute)
+					time.Sleep(21 * time.Second) // two TTLs
 					require.NoError(t, lease.Context().Err())
 					require.NoError(t, lease.Extend(t.Context(), 20*time.Second))
 
@@ -86,7 +86,7 @@ func TestQuorum_AQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
 			}
 			l := overNodes(t, nodes)
 			other := overNodes(t, nodes)
-			for _, d := range []time.Duration{3 * time.Second, time.Minute, 10 * time.Minute} {
+			for _, d := range []time.Duration{3 * time.Second, time.Minute} {
 				lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(d))
 				require.NoError(t, err)
 				<-lease.Context().Done()
@@ -114,7 +114,10 @@ func TestQuorum_AQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 				rounds = 30 // and lost in two ways
 				clocks = append(clocks, 5*time.Millisecond, time.Hour)
 			}
-			for _, apart := range clocks {
+			for i, apart := range clocks {
+				if i > 0 {
+					rounds = 15 // the kinds do not depend on the clocks
+				}
 				onFakeNodes(t, 5, func(t *testing.T, nodes []*fakeNode) {
 					for i, n := range nodes {
 						n.ahead = time.Duration(i-2) * apart

@@ -63,10 +63,10 @@ func expected(nodes string) (atOnce bool, err error) {
 
 const nodeTimeout = 500 * time.Millisecond
 
-// make soak-locks has every order of them too.
+// make soak-locks has every order of them, and five nodes.
 func TestQuorum_AMajorityGrantsAndEverySubsetIsTold(t *testing.T) {
 	t.Parallel()
-	for many, cases := range map[int][]string{3: mixturesOf(3), 4: mixturesOf(4), 5: mixturesOf(5)} {
+	for many, cases := range map[int][]string{3: mixturesOf(3), 4: mixturesOf(4)} {
 		testSubsets(t, many, cases)
 	}
 }
