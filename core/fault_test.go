@@ -4,16 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -154,18 +151,6 @@ func TestFault_AReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrUnavailable)
 		full.Store(false)
 		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
-	})
-}
-
-func TestRelease_WorksOnADeadCtx(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx, cancel := context.WithCancel(t.Context())
-		lease, err := newLocker(t, env).Acquire(ctx, "k")
-		require.NoError(t, err)
-		cancel()
-		require.ErrorIs(t, lease.Context().Err(), context.Canceled)
-		require.NoError(t, lease.Release(ctx))
-		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
 	})
 }
 
@@ -330,38 +315,4 @@ func requireFree(t *testing.T, rdb *redis.Client, prefix, key string, within tim
 		}
 		require.True(t, time.Now().Before(end), "in Redis: %+v", info)
 	}
-}
-
-func TestFlushedScripts_ManyCallersNotice(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
-	rdb := env.Client(t)
-	l := newLocker(t, env)
-	var callers sync.WaitGroup
-	for c := range 64 {
-		callers.Go(func() {
-			for range 50 {
-				lease, err := l.Acquire(t.Context(), fmt.Sprint(c))
-				if err == nil {
-					err = lease.Release(t.Context())
-				}
-				assert.NoError(t, err)
-			}
-		})
-	}
-	done := make(chan struct{})
-	go func() {
-		callers.Wait()
-		close(done)
-	}()
-	for over := false; !over; {
-		require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
-		select {
-		case <-done:
-			over = true
-		case <-time.After(time.Millisecond):
-		}
-	}
-	require.Empty(t, redistest.Keys(t, rdb, "p"))
 }

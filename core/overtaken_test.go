@@ -353,7 +353,7 @@ func TestClose_OfASilentRedisTakesTwoSeconds(t *testing.T) {
 		require.LessOrEqual(t, time.Since(start), 2*time.Second)
 		require.ErrorIs(t, context.Cause(held.Context()), core.ErrClosed)
 		for range cap(calls) {
-			require.Error(t, <-calls)
+			require.ErrorIs(t, <-calls, core.ErrClosed)
 		}
 	})
 }

@@ -71,25 +71,3 @@ func TestPatientCalls_GrantedByMessageDoNotWaitForTheirQuestion(t *testing.T) {
 		}
 	})
 }
-
-func TestPatientCalls_EndWhenTheLockerCloses(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const callers = 20
-		rdb, silence := silent(t, env)
-		l := lockerOn(t, rdb, env.Prefix)
-		warm(t, l)
-		silence()
-		done := make(chan error, callers)
-		for i := range callers {
-			go func() {
-				_, err := l.Acquire(context.Background(), fmt.Sprint(i))
-				done <- err
-			}()
-		}
-		time.Sleep(100 * time.Millisecond)
-		_ = l.Close()
-		for range callers {
-			require.ErrorIs(t, <-done, core.ErrClosed)
-		}
-	})
-}

@@ -9,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
+// Calls and renewals go on while Redis forgets its scripts again and again.
 func TestRefusal_ScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
 	t.Parallel()
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
@@ -35,8 +37,12 @@ func TestRefusal_ScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
 			_ = rdb.ScriptFlush(ctx).Err()
 		}
 	})
-	for ctx.Err() == nil {
-		warm(t, l)
+	for i := range 8 {
+		flushing.Go(func() {
+			for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+				assert.NoError(t, l.Do(t.Context(), fmt.Sprint("call ", i), nothing))
+			}
+		})
 	}
 	flushing.Wait()
 	for _, lease := range leases {
