@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -123,39 +122,6 @@ func TestModes_ReadersBehindAWaitingWriterWait(t *testing.T) {
 		read := granted(t, second)
 		require.Greater(t, read.Fence(), written.Fence())
 		require.NoError(t, read.Release(t.Context()))
-	})
-}
-
-func TestModes_AllReadersInTheQueueGetInTogether(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const lockers, calls = 4, 5
-		holder := newLocker(t, env)
-		lease, err := holder.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		var wg sync.WaitGroup
-		var inside sync.WaitGroup // nobody leaves before all are in
-		inside.Add(lockers * calls)
-		var all []*core.Locker
-		for range lockers {
-			l := newSleeper(t, env)
-			all = append(all, l)
-			for range calls {
-				wg.Go(func() {
-					err := l.Do(t.Context(), "k", func(context.Context) error {
-						inside.Done()
-						inside.Wait()
-						return nil
-					}, core.Shared())
-					if err != nil {
-						t.Error(err)
-					}
-				})
-			}
-		}
-		queued(t, env, "k", lockers)
-		listening(t, all...)
-		require.NoError(t, lease.Release(t.Context()))
-		wg.Wait()
 	})
 }
 

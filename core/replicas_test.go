@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"regexp"
 	"strconv"
@@ -213,37 +212,4 @@ func TestReplicas_WithoutReplicasNothingIsReplicated(t *testing.T) {
 	defer other.Close()
 	_, err = other.TryAcquire(t.Context(), "k", core.WaitReplicas(1, time.Second))
 	require.ErrorIs(t, err, core.ErrInvalidOption)
-}
-
-func TestReplicas_AGrantOnAClusterIsOnTheReplicas(t *testing.T) {
-	t.Parallel()
-	primary := redistest.Start(t, "--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0")
-	replica := redistest.Start(t, "--cluster-enabled", "yes")
-	first := redistest.Client(t, &redis.Options{Addr: primary.Addr})
-	second := redistest.Client(t, &redis.Options{Addr: replica.Addr})
-	require.NoError(t, first.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
-	host, port, err := net.SplitHostPort(primary.Addr)
-	require.NoError(t, err)
-	require.NoError(t, second.ClusterMeet(t.Context(), host, port).Err())
-	id, err := first.ClusterMyID(t.Context()).Result()
-	require.NoError(t, err)
-	redistest.Eventually(t, func() bool { return second.ClusterReplicate(t.Context(), id).Err() == nil }, "the nodes know one another")
-	redistest.Eventually(t, func() bool {
-		return strings.Contains(second.Info(t.Context(), "replication").Val(), "master_link_status:up") &&
-			strings.Contains(first.Info(t.Context(), "replication").Val(), "state=online") &&
-			strings.Contains(first.ClusterInfo(t.Context()).Val(), "cluster_state:ok")
-	}, "the replica is in step")
-
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{primary.Addr}})
-	t.Cleanup(func() { _ = rdb.Close() })
-	l, err := core.New(rdb, core.WithPrefix("p"))
-	require.NoError(t, err)
-	defer l.Close()
-	set, err := l.AcquireAll(t.Context(), []string{"a", "b"}, core.WaitReplicas(1, 5*time.Second))
-	require.NoError(t, err)
-	require.Len(t, redistest.Keys(t, second, "p:lock"), 2)
-	require.NoError(t, set.Release(t.Context()))
-	_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(2, 50*time.Millisecond))
-	requireNotReplicated(t, err)
-	require.Empty(t, redistest.Keys(t, first, "p"), fmt.Sprint(err))
 }
