@@ -15,22 +15,29 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// quitter is an Observer that ends the goroutine on which it is called, as a test's require does.
+// quitter is an Observer that ends the goroutine on which it is called, as a test's require does, or panics.
 type quitter struct {
 	core.NopObserver
+	end                              func()
 	warned, lost, renewed, unclaimed atomic.Int64
 }
 
-func (q *quitter) OnWarning(context.Context, core.Warning)     { q.warned.Add(1); runtime.Goexit() }
-func (q *quitter) OnLost(context.Context, core.Lost)           { q.lost.Add(1); runtime.Goexit() }
-func (q *quitter) OnUnclaimed(context.Context, core.Unclaimed) { q.unclaimed.Add(1); runtime.Goexit() }
+func (q *quitter) OnWarning(context.Context, core.Warning)     { q.warned.Add(1); q.end() }
+func (q *quitter) OnLost(context.Context, core.Lost)           { q.lost.Add(1); q.end() }
+func (q *quitter) OnUnclaimed(context.Context, core.Unclaimed) { q.unclaimed.Add(1); q.end() }
+func (q *quitter) OnRenewed(context.Context, core.Renewed)     { q.renewed.Add(1); q.end() }
 
-func (q *quitter) OnRenewed(context.Context, core.Renewed) { q.renewed.Add(1); runtime.Goexit() }
-
-// An Observer that ends its goroutine ends that call, and neither renewals nor the probes of a node.
+// An Observer that panics, or ends its goroutine, on one of the Locker's ends that call, and neither renewals nor the probes of a node.
 func TestObserver_MayEndItsGoroutine(t *testing.T) {
+	for name, end := range map[string]func(){"Goexit": runtime.Goexit, "panic": func() { panic("observer") }} {
+		t.Run(name, func(t *testing.T) { testQuitter(t, end) })
+	}
+}
+
+func testQuitter(t *testing.T, end func()) {
+	t.Helper()
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
-		n, q := nodes[0], &quitter{}
+		n, q := nodes[0], &quitter{end: end}
 		l := lockerOn(t, n.client(t), "p", core.WithObserver(q), core.WithTTL(6*time.Second))
 		var kept []*core.Lease
 		for i := range 20 {

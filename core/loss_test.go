@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -58,49 +57,6 @@ func TestObserver_IsToldWhyALeaseWasLost(t *testing.T) {
 			assert.Equal(t, e.Cause, context.Cause(lease.Context()))
 		}
 	})
-}
-
-// explosive is an observer that panics in what it is told on goroutines of the Locker's own.
-type explosive struct {
-	core.NopObserver
-	lost, renewed, warned chan struct{}
-}
-
-func newExplosive() explosive {
-	return explosive{lost: make(chan struct{}, 100), renewed: make(chan struct{}, 100), warned: make(chan struct{}, 100)}
-}
-
-func (o explosive) OnLost(context.Context, core.Lost) { o.lost <- struct{}{}; panic("lost") }
-func (o explosive) OnRenewed(context.Context, core.Renewed) {
-	o.renewed <- struct{}{}
-	panic("renewed")
-}
-
-func (o explosive) OnWarning(context.Context, core.Warning) { o.warned <- struct{}{}; panic("warned") }
-
-func TestObserver_PanicsOnTheLockersGoroutinesDoNoHarm(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	proxy := redistest.NewProxy(t, env.Addr)
-	o := newExplosive()
-	l, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1}), core.WithPrefix(env.Prefix), core.WithTTL(time.Second), core.WithObserver(o))
-	require.NoError(t, err)
-	defer func() { _ = l.Close() }()
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	<-o.renewed
-	<-o.renewed
-	require.NoError(t, lease.Context().Err(), "it is renewed")
-	proxy.Refuse(true)
-	proxy.Cut()
-	<-o.warned
-	<-o.lost
-	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
-	proxy.Refuse(false)
-	redistest.Eventually(t, func() bool {
-		other, err := l.TryAcquire(t.Context(), "another")
-		return err == nil && other.Release(t.Context()) == nil
-	}, "the Locker does not go on")
 }
 
 // What the observer adds to the span of a request is added before that ends.

@@ -249,29 +249,6 @@ func commands(t *testing.T, rdb *redis.Client, name string) int64 {
 	return n
 }
 
-func TestOutage_AConnectionThatIsResetFailsNobodyWhoWaits(t *testing.T) {
-	t.Parallel()
-	env := redistest.Embedded(t)
-	proxy := redistest.NewProxy(t, env.Addr)
-	l := lockerOn(t, redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: noRetries, DialerRetries: 1}), env.Prefix)
-	holder, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	n := 10_000
-	if raced() {
-		n = 2_500
-	}
-	results := informedCalls(t, l, n, func() error { return l.Do(t.Context(), "k", nothing) })
-	for range 3 {
-		proxy.Cut()
-		time.Sleep(50 * time.Millisecond)
-	}
-	require.Empty(t, results)
-	require.NoError(t, holder.Release(t.Context()))
-	for range n {
-		require.NoError(t, <-results)
-	}
-}
-
 // With a client that waits for ever, too, no call does: neither one that nothing can end, nor those
 // that wait for its question.
 func TestOutage_ACallThatCannotEndHoldsNobodyUp(t *testing.T) {
