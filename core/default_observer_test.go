@@ -1,12 +1,10 @@
 package core_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,19 +16,11 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// lossObserver is an observer of a user's.
-type lossObserver struct {
-	core.NopObserver
-	lost atomic.Int64
-}
-
-func (c *lossObserver) OnLost(context.Context, core.Lost) { c.lost.Add(1) }
-
 func TestLostLease_IsReportedOnce(t *testing.T) {
 	byDefault := testbed.CaptureLog(t) // of both Redises
 	redistest.EachAlone(t, func(t *testing.T, env *redistest.Env) {
 		key := "order:" + t.Name()
-		given, mine := &testbed.Log{}, &lossObserver{}
+		given, mine := &testbed.Log{}, &lossCounter{}
 		for name, test := range map[string]struct {
 			opts                      []core.Option
 			defaults, given, observed int

@@ -92,7 +92,7 @@ func TestLease_ContextIsAskedWhileItEnds(t *testing.T) {
 func TestLease_ALossAsksNothingOfTheCallersCtx(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		told := make(chan struct{})
-		l := newLocker(t, env, core.WithObserver(&onLost{told: told}))
+		l := newLocker(t, env, core.WithObserver(onLoss{call: func(core.Lost) { close(told) }}))
 		caller := &countedContext{Context: t.Context()}
 		lease, err := l.TryAcquire(caller, "k")
 		require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestLease_ALossAsksNothingOfTheCallersCtx(t *testing.T) {
 func TestLease_AnEndThatWasSeenStays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		told := make(chan struct{})
-		l := newLocker(t, env, core.WithObserver(&onLost{told: told}))
+		l := newLocker(t, env, core.WithObserver(onLoss{call: func(core.Lost) { close(told) }}))
 		caller := &timedOut{Context: t.Context(), done: make(chan struct{})}
 		lease, err := l.TryAcquire(caller, "k")
 		require.NoError(t, err)
@@ -141,13 +141,6 @@ func (c *timedOut) Err() error {
 		return nil
 	}
 }
-
-type onLost struct {
-	core.NopObserver
-	told chan struct{}
-}
-
-func (o *onLost) OnLost(context.Context, core.Lost) { close(o.told) }
 
 // countedContext counts the questions that it is asked.
 type countedContext struct {

@@ -254,7 +254,6 @@ func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) *core.Locke
 	return l
 }
 
-// records says which nodes have which keys.
 // warmAll returns when the release of what warmed them has come to all nodes: those that are too many for a quorum have it later.
 func warmAll(t *testing.T, l *core.Locker, nodes []*fakeNode) {
 	t.Helper()
@@ -262,8 +261,10 @@ func warmAll(t *testing.T, l *core.Locker, nodes []*fakeNode) {
 	redistest.Eventually(t, func() bool { return len(records(nodes)) == 0 }, "nothing is left")
 }
 
+// records says which nodes have which keys.
 func records(nodes []*fakeNode) (all []string) {
 	for i, n := range nodes {
+		n.look()
 		for _, key := range n.Keys() {
 			all = append(all, fmt.Sprintf("node %d: %s", i, key))
 		}

@@ -273,7 +273,7 @@ func TestLease_BadOptionsAreErrors(t *testing.T) {
 		"negative first lease": core.WithFirstLease(-1), "no first lease": core.WithFirstLease(0), "short first lease": core.WithFirstLease(core.MinTTL - 1),
 		"long first lease": core.WithFirstLease(core.MaxTTL + 1),
 		"no prefix":        core.WithPrefix(""), "braces": core.WithPrefix("a{b}"), "space": core.WithPrefix("a b"), "long prefix": core.WithPrefix(strings.Repeat("p", 65)),
-		"nil observer": core.WithObserver(nil), "nil pointer as observer": core.WithObserver((*lossObserver)(nil)),
+		"nil observer": core.WithObserver(nil), "nil pointer as observer": core.WithObserver((*lossCounter)(nil)),
 	} {
 		_, err := core.New(rdb, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)

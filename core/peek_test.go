@@ -15,8 +15,8 @@ import (
 func TestGuard_Peek(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rival := newLocker(t, env)
-		var outcomes []core.Outcome
-		l := newLocker(t, env, core.WithObserver(outcomesTo(&outcomes)))
+		var seen recorder
+		l := newLocker(t, env, core.WithObserver(&seen))
 		for _, test := range []struct {
 			name  string
 			held  []core.AcquireOption // nil: the key is free
@@ -33,7 +33,7 @@ func TestGuard_Peek(t *testing.T) {
 			{name: "counted, no room", held: []core.AcquireOption{core.Counted(2)}, opts: []core.AcquireOption{core.Counted(1)}, meets: true},
 		} {
 			t.Run(test.name, func(t *testing.T) {
-				outcomes = nil
+				told := len(eventsOf[core.Outcome](&seen))
 				ctx, key := t.Context(), "peek:"+test.name
 				if test.held != nil {
 					lease, err := rival.TryAcquire(ctx, key, test.held...)
@@ -44,6 +44,7 @@ func TestGuard_Peek(t *testing.T) {
 				guard := l.Guard(core.RejectConflicts, test.opts...)
 				before := redistest.Keys(t, env.Client(t), env.Prefix)
 				err := guard.Peek(ctx, test.call)
+				outcomes := eventsOf[core.Outcome](&seen)[told:]
 				require.Equal(t, before, redistest.Keys(t, env.Client(t), env.Prefix), "nothing changes in Redis")
 				var conflict *core.ConflictError
 				if !test.meets {
@@ -95,12 +96,3 @@ func TestGuard_PeekMeetsCallsThatWaitAndNotItsOwnLease(t *testing.T) {
 		require.ErrorIs(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
 	})
 }
-
-type outcomeList struct {
-	core.NopObserver
-	to *[]core.Outcome
-}
-
-func (o outcomeList) OnOutcome(_ context.Context, e core.Outcome) { *o.to = append(*o.to, e) }
-
-func outcomesTo(to *[]core.Outcome) core.Observer { return outcomeList{to: to} }
