@@ -1,3 +1,5 @@
+//go:build soak
+
 package core_test
 
 import (
@@ -36,17 +38,17 @@ func TestOverload_RedisWorksForCallersThatAreStillThere(t *testing.T) {
 	for _, tt := range []struct {
 		pairs            int
 		timeout, release time.Duration
-	}{{100, 400 * ms, time.Second}, {100, 2 * time.Second, time.Second}, {1000, 400 * ms, 200 * ms}} {
+		long             int // seconds of each load
+	}{{100, 400 * ms, time.Second, 5}, {100, 2 * time.Second, time.Second, 5}, {1000, 400 * ms, 200 * ms, 2}} {
 		t.Run(fmt.Sprint(tt.pairs, " pairs a second, for ", tt.timeout), func(t *testing.T) {
 			t.Parallel()
-			redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { overload(t, env, tt.pairs, tt.timeout, tt.release) })
+			redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { overload(t, env, tt.pairs, tt.long, tt.timeout, tt.release) })
 		})
 	}
 }
 
 // overload plays loads on a Redis that can serve so many pairs of an acquire and a release in a second.
-func overload(t *testing.T, env *redistest.Env, pairs int, timeout, atMost time.Duration) {
-	const long = 5 // seconds of each load
+func overload(t *testing.T, env *redistest.Env, pairs, long int, timeout, atMost time.Duration) {
 	slow := &throttle.Server{}
 	opt := *env.Client(t).Options()
 	opt.Dialer = slow.Dialer(opt.Dialer)
@@ -83,7 +85,7 @@ func overload(t *testing.T, env *redistest.Env, pairs int, timeout, atMost time.
 				assert.NoError(t, lease.Release(context.Background()))
 				longest.Store(max(longest.Load(), int64(time.Since(began))))
 			})
-			time.Sleep(time.Second * long / time.Duration(n))
+			time.Sleep(time.Second * time.Duration(long) / time.Duration(n))
 		}
 		calls.Wait()
 		return granted.Load(), time.Duration(longest.Load())
