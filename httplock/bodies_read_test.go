@@ -103,6 +103,7 @@ func TestBody_CappedByAFramework(t *testing.T) {
 		err    error
 		status int
 	}{
+		{&http.MaxBytesError{Limit: 2}, http.StatusRequestEntityTooLarge},
 		{methodError{broken}, http.StatusRequestEntityTooLarge},
 		{&fieldError{broken, http.StatusRequestEntityTooLarge}, http.StatusRequestEntityTooLarge},
 		{&fieldError{broken, http.StatusTeapot}, http.StatusBadRequest},

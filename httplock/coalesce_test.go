@@ -2,15 +2,11 @@ package httplock_test
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
 	"net/http"
 	"path"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -22,11 +18,7 @@ import (
 )
 
 // saves is a service that coalesces saves, and shows tickets to those whose they are.
-type saves struct {
-	*parkingSite
-	mu   sync.Mutex
-	done []string // bodies
-}
+type saves struct{ *parkingSite }
 
 func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves {
 	t.Helper()
@@ -36,12 +28,7 @@ func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves
 	s.mux.Handle("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, st delayqueue.Status) bool {
 		return st.Principal == r.Header.Get("User")
 	}))
-	s.handle(func(_ http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.done = append(s.done, string(body))
-	}, opts...)
+	s.handle(mustNotRun(t), opts...)
 	return s
 }
 
@@ -80,45 +67,6 @@ func (s *saves) hold(t *testing.T) *core.Lease {
 	lease, err := s.Locker.TryAcquire(t.Context(), "order:7", core.LeaseTTL(time.Minute))
 	require.NoError(t, err)
 	return lease
-}
-
-func TestCoalesce_ABurstOfSavesRunsTheNewest(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		s := openSaves(t, env, byUser())
-		lease := s.hold(t)
-		stop := s.work(t)
-		var all sync.WaitGroup
-		var mu sync.Mutex
-		at := map[string]bool{}
-		for i := range 100 {
-			all.Go(func() {
-				resp := s.save(t, fmt.Sprint("u", i%2), "", fmt.Sprint(i))
-				if assert.Equal(t, http.StatusAccepted, resp.Status) {
-					mu.Lock()
-					defer mu.Unlock()
-					at[resp.Header.Get("Location")] = true
-				}
-			})
-		}
-		all.Wait()
-		stop() // else the worker may have claimed one of these, and run it when the key is free: then no other replaces it
-		last := [2]string{}
-		for i := range last {
-			last[i] = requireParked(t, s.save(t, fmt.Sprint("u", i), "", fmt.Sprint("last of u", i)))
-		}
-		require.Len(t, at, 100)
-		s.work(t)
-		require.NoError(t, lease.Release(t.Context()))
-		for i, location := range last {
-			redistest.Eventually(t, func() bool {
-				status, _, _ := s.ticket(t, fmt.Sprint("u", i), location)
-				return status == http.StatusSeeOther
-			}, "the last one runs")
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		require.ElementsMatch(t, []string{"last of u0", "last of u1"}, s.done)
-	})
 }
 
 func TestCoalesce_ATicketNamesItsSuccessorToItsOwnerAlone(t *testing.T) {

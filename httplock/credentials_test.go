@@ -46,6 +46,7 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 	_, err := httplock.New(guard, store, own)
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	require.ErrorContains(t, err, "nothing says whose they are: want WithPrincipal, or WithAnonymous")
+	said := &testbed.Log{}
 	sender := func(r *http.Request) (string, error) { return r.Header.Get("X-Sender"), nil }
 	for name, carry := range carriers {
 		var runs atomic.Int64
@@ -53,7 +54,7 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 			r := withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")
 			r.Header.Set("X-Sender", from)
 			carry(r)
-			return testbed.Do(guarded(guard, count(&runs, http.StatusOK), store, own, whose), r)
+			return testbed.Do(guarded(guard, count(&runs, http.StatusOK), store, own, whose, httplock.WithLogger(said.Logger())), r)
 		}
 		testbed.RequireProblem(t, send("", httplock.WithPrincipal(sender)), http.StatusInternalServerError, "misconfigured", false)
 		require.Zero(t, runs.Load(), name)
@@ -61,8 +62,12 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 		require.Equal(t, "run 1", alice.Body, name)
 		require.Equal(t, "run 2", send("bob", httplock.WithPrincipal(sender)).Body, name)
 		requireReplayed(t, alice, send("alice", httplock.WithPrincipal(sender)))
-		require.Equal(t, "run 3", send("", httplock.WithAnonymous()).Body, name)
+		anybodys := send("", httplock.WithAnonymous())
+		require.Equal(t, "run 3", anybodys.Body, name)
+		requireReplayed(t, anybodys, send("", httplock.WithAnonymous()))
 	}
+	require.Contains(t, said.String(), "the function of WithPrincipal returned no principal")
+	require.NotContains(t, said.String(), testbed.Secret)
 }
 
 func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
-	"github.com/perkey-go/perkey/retry"
 )
 
 // A holder that lost its lease does not say what came of the request: the one that ran it after does.
@@ -80,30 +79,6 @@ func TestIdempotency_ALostLeaseKeepsNothing(t *testing.T) {
 	second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
 	require.Equal(t, "run 2", second.Body, "what came of the first is not sure")
 	requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
-}
-
-func TestIdempotency_DeadProcessLeavesTheRequestRunnable(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		// The process that begins has a Locker that is cut off before it can finish or release.
-		b := testbed.New(t, env)
-		cut := env.Client(t)
-		dying := testbed.NewLocker(t, cut, core.WithPrefix(b.Prefix), core.WithTTL(300*time.Millisecond))
-		store, err := idempotency.New(cut, idempotency.WithPrefix(b.Prefix))
-		require.NoError(t, err)
-		var runs atomic.Int64
-		died := make(chan struct{})
-		h := guarded(dying.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
-			assert.NoError(t, cut.Close())
-			runs.Add(1)
-			ok(w, nil)
-		}, httplock.WithIdempotency(store), httplock.WithLogger((&testbed.Log{}).Logger()))
-		go func() { defer close(died); testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")) }()
-		<-died
-		alive := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, count(&runs, http.StatusOK))
-		second := testbed.Do(alive, withKey(t, testbed.OrderPath, "k", "{}"))
-		require.Equal(t, "run 2", second.Body)
-		requireReplayed(t, second, testbed.Do(alive, withKey(t, testbed.OrderPath, "k", "{}")))
-	})
 }
 
 func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {

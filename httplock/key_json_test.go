@@ -149,18 +149,6 @@ func TestKey_BodiesThatCannotBeReadForTheKey(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", "long"), http.StatusRequestEntityTooLarge, "body-too-large", false)
 }
 
-func TestJoin_ReadsTheBodyOftenAndTheHandlerSeesIt(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	const body = `{"tenant":7,"order":{"id":"42"}}`
-	b.HoldKey(t, "t:8|42")
-	key := httplock.Join(httplock.JSONField("t:", "tenant"), httplock.JSONField("", "order.id"))
-	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(w, r.Body)
-	}))
-	require.Equal(t, body, testbed.Call(t, h, http.MethodPost, "/", body).Body) //nolint:testifylint // to the byte
-	require.Equal(t, http.StatusConflict, testbed.Call(t, h, http.MethodPost, "/", strings.Replace(body, "7", "8", 1)).Status)
-}
-
 // Whatever a handler decodes with encoding/json is what the key was made of.
 func FuzzJSONFieldAgreesWithTheDecoder(f *testing.F) {
 	for _, body := range []string{`{"id":42}`, `{"id":"x"}`, `{"id":1,"ID":2}`, `{"a":{"id":1},"id":-0}`, `{"id":1e2}`, `{"id":"\ud800"}`} {

@@ -297,15 +297,6 @@ func TestKey_FunctionMayKeepItsRequest(t *testing.T) {
 	}
 }
 
-func TestKey_FunctionMayParseTheForm(t *testing.T) {
-	r := testbed.Request(t, http.MethodPost, "/", "order=42&x=y")
-	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	key, err := httplock.Match{}.Key(func(r *http.Request) (string, error) { return r.PostFormValue("order"), nil }, r)
-	require.NoError(t, err)
-	require.Equal(t, "42", key)
-	require.Equal(t, "y", r.FormValue("x"), "the handler has the form that was parsed")
-}
-
 func TestKey_APanicOfTheRouterLeavesNothingToTheNext(t *testing.T) {
 	for range 100 {
 		r := testbed.Request(t, http.MethodPost, "/", "")
@@ -318,11 +309,4 @@ func TestKey_APanicOfTheRouterLeavesNothingToTheNext(t *testing.T) {
 		_, err := httplock.Match{Pattern: "/:id", Params: func(func(string, string) bool) {}}.Key(httplock.Param("", "id"), r)
 		require.ErrorContains(t, err, "missing or empty")
 	}
-}
-
-func TestKey_PanicsOfTheFunctionPass(t *testing.T) {
-	r := testbed.Request(t, http.MethodPost, "/", "body")
-	require.PanicsWithValue(t, "mine", func() {
-		_, _ = httplock.Match{}.Key(func(*http.Request) (string, error) { panic("mine") }, r)
-	})
 }

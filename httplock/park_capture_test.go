@@ -67,16 +67,19 @@ func TestCapture_KeepsAllowedHeadersOnly(t *testing.T) {
 	p := &testbed.Parking{}
 	h := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAllowedHeaders("x-tenant", "X-Hop"), httplock.WithAnonymous())
 
+	const date = "Sun, 22 Nov 2026 13:00:00 GMT"
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	kept := http.Header{
 		"Accept": {"a/b", "c/d;q=0.1"}, "Accept-Language": {"en"}, "Content-Type": {"application/json"},
 		"Content-Encoding": {"br"}, "Idempotency-Key": {`"k"`}, "Traceparent": {"00-a-b-01"}, "X-Tenant": {"caf\xe9", "<&>"}, "X-Hop": {"1"},
+		"If-Match": {`"v0"`}, "If-None-Match": {`"never"`}, "If-Modified-Since": {date}, "If-Unmodified-Since": {date},
 	}
 	maps.Copy(r.Header, kept)
 	for name, value := range map[string]string{
 		"Authorization": "Bearer " + testbed.Secret, "Cookie": "session=" + testbed.Secret, "Proxy-Authorization": testbed.Secret,
 		"X-Forwarded-For": "1.2.3.4", "Connection": "keep-alive, x-hop", "Host": "evil.example",
 		"Expect": "100-continue", "Te": "trailers", "Perkey-Replay": "1",
+		"If-Range": `"v0"`, // it means nothing without Range, which is not stored
 	} {
 		r.Header.Set(name, value)
 	}

@@ -2,7 +2,6 @@ package httplock_test
 
 import (
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,81 +104,9 @@ func parkLate(d *parkingSite) *core.Guard {
 	return d.Locker.Guard(retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
 }
 
-// prefer makes a POST to the order, and returns what it was answered with.
-func prefer(t *testing.T, url string, client *http.Client, preferences ...string) testbed.Answer {
-	t.Helper()
-	r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
-	r.Header["Prefer"] = preferences
-	resp, err := testbed.Send(client, r)
-	require.NoError(t, err)
-	return resp
-}
-
-func TestPrefer_ClientsChooseByPrefer(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env, delayqueue.WithReservationWindow(0))
-		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.WithPrefer()))
-		justWaits, waiter := testbed.Serve(t, guarded(d.Locker.Guard(retry.Policy{MaxWait: time.Hour}), ok, httplock.WithPrefer()))
-		release := d.Hold(t)
-
-		for _, test := range []struct {
-			prefer, applied []string
-		}{
-			{[]string{"respond-async"}, []string{"respond-async"}},
-			{[]string{"wait=0"}, []string{"wait=0"}},
-			{[]string{"respond-async, wait=1"}, []string{"respond-async", "wait=1"}},
-			{[]string{"wait=00", "return=minimal, Respond-Async"}, []string{"respond-async", "wait=0"}},
-		} {
-			start := time.Now()
-			resp := prefer(t, url, client, test.prefer...)
-			require.Equal(t, http.StatusAccepted, resp.Status, "%q: it waited, or was refused: %s", test.prefer, resp.Body)
-			require.ElementsMatch(t, test.applied, resp.Header["Preference-Applied"], "%q", test.prefer)
-			require.Equal(t, []string{"Prefer"}, resp.Header["Vary"])
-			if slices.Contains(test.applied, "wait=1") {
-				require.GreaterOrEqual(t, time.Since(start), time.Second, "it waits before it is parked")
-			}
-		}
-
-		resp := prefer(t, justWaits, waiter, "wait=0")
-		testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
-		require.Equal(t, []string{"wait=0"}, resp.Header["Preference-Applied"])
-		require.Equal(t, []string{"Prefer"}, resp.Header["Vary"])
-
-		// Nothing here parks, so the request waits.
-		drain(d.Conflicts)
-		go func() {
-			<-d.Conflicts
-			release()
-		}()
-		resp = prefer(t, justWaits, waiter, "respond-async, wait=3000")
-		require.Equal(t, http.StatusOK, resp.Status)
-		require.NotContains(t, resp.Header, "Preference-Applied", "it ran before the time was over, and respond-async is not to be had")
-		require.Equal(t, []string{"Prefer"}, resp.Header["Vary"])
-
-		resp = prefer(t, justWaits, waiter)
-		require.Equal(t, http.StatusOK, resp.Status)
-		require.NotContains(t, resp.Header, "Preference-Applied")
-		require.Equal(t, []string{"Prefer"}, resp.Header["Vary"], "also where nobody asked")
-	})
-}
-
 func drain[T any](ch chan T) {
 	for len(ch) > 0 {
 		<-ch
-	}
-}
-
-func TestPrefer_NeverAsksForMoreThanTheRouteAllows(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.Hold(t)
-	for name, guard := range map[string]*core.Guard{
-		"rejects":      b.Locker.Guard(core.RejectConflicts),
-		"waits little": b.Locker.Guard(retry.Policy{MaxWait: time.Millisecond}),
-	} {
-		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.WithPrefer()))
-		resp := prefer(t, url, client, "wait=3600, respond-async")
-		testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
-		require.NotContains(t, resp.Header, "Preference-Applied", name)
 	}
 }
 

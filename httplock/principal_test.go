@@ -2,8 +2,6 @@ package httplock_test
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -153,67 +151,29 @@ func TestPrincipal_ThatCannotBeToldIsNotParked(t *testing.T) {
 	}
 }
 
+// An Authorization without a value is one too. The log says so once.
 func TestPrincipal_RequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
-	for name, carry := range map[string]func(*http.Request){
-		"Authorization":       func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+testbed.Secret) },
-		"empty Authorization": func(r *http.Request) { r.Header.Set("Authorization", "") },
-		"Proxy-Authorization": func(r *http.Request) { r.Header.Set("Proxy-Authorization", "Basic "+testbed.Secret) },
-		"Cookie":              func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "session", Value: testbed.Secret}) },
-		"certificate": func(r *http.Request) {
-			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := openParking(t, redistest.Embedded(t))
-			ran := 0
-			count := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran++ })
-			d.handle(count.ServeHTTP, sentBy(nobody, anybody))
-			d.mux.Handle("/anonymous/{id}", d.perKey(httplock.WithAnonymous())(count))
-			d.mux.Handle("/principal/{id}", d.perKey(sentBy(bearer, anybody))(count))
-			with := func(target string) *http.Request {
-				r := post(t, target)
-				carry(r)
-				return r
-			}
-			require.Equal(t, http.StatusOK, testbed.Do(d.mux, with(testbed.OrderPath)).Status)
-			require.Empty(t, d.log.String())
-
-			release := d.Hold(t)
-			for range 2 {
-				testbed.RequireProblem(t, testbed.Do(d.mux, with(testbed.OrderPath)), http.StatusConflict, "conflict", true)
-			}
-			d.requireNothingParked(t)
-			log := d.log.String()
-			require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
-			require.Contains(t, log, "WithPrincipal")
-			require.Contains(t, log, "WithAnonymous")
-			require.NotContains(t, log, testbed.Secret)
-			require.Equal(t, 1, ran)
-
-			requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
-			r := with("/anonymous/" + testbed.Secret)
-			r.TLS = nil
-			location := requireParked(t, testbed.Do(d.mux, r))
-			require.Empty(t, d.status(t, location).Principal)
-			if name == "Authorization" {
-				require.Equal(t, "user:ann", d.status(t, requireParked(t, testbed.Do(d.mux, with("/principal/"+testbed.Secret)))).Principal)
-			}
-			d.work(t)
-			release()
-			require.Equal(t, http.StatusOK, d.result(t, location).Status)
-		})
+	for _, value := range []string{"Bearer " + testbed.Secret, ""} {
+		d := openParking(t, redistest.Embedded(t))
+		ran := 0
+		d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(nobody, anybody))
+		r := post(t, testbed.OrderPath)
+		r.Header.Set("Authorization", value)
+		require.Equal(t, http.StatusOK, testbed.Do(d.mux, r).Status)
+		require.Empty(t, d.log.String())
+		d.Hold(t)
+		for range 2 {
+			testbed.RequireProblem(t, testbed.Do(d.mux, r), http.StatusConflict, "conflict", true)
+		}
+		d.requireNothingParked(t)
+		require.Equal(t, 1, ran)
+		log := d.log.String()
+		require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
+		require.Contains(t, log, "WithPrincipal")
+		require.Contains(t, log, "WithAnonymous")
+		require.NotContains(t, log, testbed.Secret)
+		requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
 	}
-}
-
-func TestPrincipal_RequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	release := b.Hold(t)
-	h := guarded(b.Locker.Guard(retry.Policy{MaxWait: 1 << 40}), ok)
-	go func() {
-		<-b.Conflicts
-		release()
-	}()
-	require.Equal(t, http.StatusOK, testbed.Do(h, fromAnn(t, testbed.OrderPath)).Status)
 }
 
 func TestPrincipal_AReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {

@@ -61,38 +61,6 @@ func (d *parkingSite) replica(t *testing.T, h http.Handler, opts ...httplock.Rep
 	return stop
 }
 
-func TestReplay_HandlerThatLostItsGuardRunsOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		const requests = 25
-		locations := d.fill(t, requests)
-		var mu sync.Mutex
-		ran := map[string]int{}
-		handler := http.NewServeMux()
-		handler.HandleFunc("/orders/{id}", func(w http.ResponseWriter, r *http.Request) {
-			lease, held := core.LeaseFrom(r.Context())
-			if assert.True(t, held, "it runs under the key") {
-				assert.Equal(t, "order:"+r.PathValue("id"), lease.Key())
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			ran[r.URL.Path]++
-			w.WriteHeader(http.StatusCreated)
-		})
-		d.replica(t, opaque(handler))
-		for _, at := range locations {
-			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
-			require.Equal(t, http.StatusCreated, d.result(t, at).Status)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		require.Len(t, ran, requests)
-		for path, times := range ran {
-			require.Equal(t, 1, times, path)
-		}
-	})
-}
-
 func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env)
@@ -110,33 +78,6 @@ func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 			require.Equal(t, http.StatusInternalServerError, testbed.Call(t, d.mux, http.MethodGet, at+"/result", "").Status)
 		}
 		require.EqualValues(t, requests, ran.Load())
-	})
-}
-
-func TestReplay_ReauthorizeIsAskedBeforeAHandlerWithoutGuard(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		bob := sentBy(func(*http.Request) (string, error) { return "bob", nil },
-			func(*http.Request, string) error { return errors.New("this guard is gone") })
-		asked, ran := make(chan string, 10), atomic.Int64{}
-		h := opaque(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) }))
-
-		at := d.fill(t, 1, bob)[0]
-		d.replica(t, h, httplock.WithReplayReauthorize(func(r *http.Request, principal string) error {
-			asked <- r.URL.Path + " " + principal
-			if r.URL.Path == "/orders/0" {
-				return httplock.ErrForbidden
-			}
-			assert.Zero(t, ran.Load(), "it is asked before the handler")
-			return nil
-		}))
-		d.await(t, at, delayqueue.StateDone)
-		require.Equal(t, "/orders/0 bob", <-asked)
-		testbed.RequireProblem(t, d.result(t, at), http.StatusForbidden, "forbidden", false)
-		require.Zero(t, ran.Load())
-
-		require.Equal(t, 1, d.await(t, d.fill(t, 2, bob)[1], delayqueue.StateDone).Attempts)
-		require.EqualValues(t, 1, ran.Load())
 	})
 }
 
@@ -217,29 +158,6 @@ func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
 	require.ErrorIs(t, httplock.Replay(ran, httplock.WithRoutes(nil, nil))(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
 	require.ErrorIs(t, httplock.CheckReplay(nil)(message(t, post(t, "/"))), core.ErrInvalidOption)
 	require.NoError(t, httplock.CheckReplay(ran)(delayqueue.Message{Payload: []byte("junk")}), "it becomes a dead letter")
-}
-
-// A replay has no credentials, no TLS and no host: what is in front may turn it away.
-func TestReplay_TurnedAwayInFrontOfTheGuardIsHandedBack(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	perKey := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey)(mustNotRun(t))
-	for _, status := range []int{301, 307, 308, 401, 403, 429} {
-		front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.TLS != nil {
-				perKey.ServeHTTP(w, r)
-				return
-			}
-			w.Header().Set("Location", "https://shop.example"+r.URL.Path)
-			w.WriteHeader(status)
-		})
-		mux := http.NewServeMux()
-		mux.Handle("/orders/{id}", front)
-		for _, h := range []http.Handler{front, mux} {
-			err := httplock.Replay(h)(t.Context(), message(t, post(t, testbed.OrderPath)))
-			require.ErrorContains(t, err, "must let replays pass", status)
-			require.True(t, isHandedBack(err), status)
-		}
-	}
 }
 
 // What was answered in front of a guard is no run of its handler: the request waits as a dead letter until it is redriven.
@@ -323,57 +241,17 @@ func TestReplay_FindsTheRouteThatARouterWould(t *testing.T) {
 	}
 }
 
-// Nine replicas of an older release, whose router lacks the route, and one newer.
-func TestReplay_RouteThatOlderReplicasLackIsLeftToNewerOnes(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		const requests = 30
-		locations := d.fill(t, requests)
-		for i := range 9 {
-			older := http.NewServeMux()
-			older.Handle("/payments/{id}", mustNotRun(t))
-			h := http.Handler(older)
-			if i%2 == 0 { // a router that cannot be read
-				h = opaque(older)
-			}
-			d.replica(t, h)
-		}
-		var ran atomic.Int64
-		newer := http.NewServeMux()
-		newer.Handle("/orders/{id}", d.perKey()(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
-		d.replica(t, newer)
-		require.Eventually(t, func() bool { return ran.Load() == requests }, time.Minute, 10*time.Millisecond)
-		for _, at := range locations {
-			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
-		}
-		d.requireNothingParked(t)
-	})
-}
-
 func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env, delayqueue.WithMaxAge(2*time.Second))
-		for name, payload := range map[string]string{
-			"field":                   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
-			"version":                 `{"v":3,"method":"POST","target":"/"}` + "\n",
-			"version and other types": `{"v":3,"method":7,"target":["/"]}` + "\n",
-		} {
-			err := httplock.Replay(mustNotRun(t))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)})
-			require.ErrorContains(t, err, "a form that this release does not know", name)
-			require.True(t, isHandedBack(err), name)
-			require.EqualError(t, err, httplock.CheckReplay(mustNotRun(t))(delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)}).Error())
-		}
-		d.replica(t, mustNotRun(t))
-		var ids []string
-		for i := range 20 {
-			ticket, err := d.queue.Enqueue(t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i), Payload: []byte(`{"v":3,"method":"POST","target":"/"}` + "\n")})
-			require.NoError(t, err)
-			ids = append(ids, ticket.ID)
-		}
-		for _, id := range ids {
-			require.Zero(t, d.await(t, id, delayqueue.StateExpired).Attempts)
-		}
-	})
+	for name, payload := range map[string]string{
+		"field":                   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
+		"version":                 `{"v":3,"method":"POST","target":"/"}` + "\n",
+		"version and other types": `{"v":3,"method":7,"target":["/"]}` + "\n",
+	} {
+		err := httplock.Replay(mustNotRun(t))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)})
+		require.ErrorContains(t, err, "a form that this release does not know", name)
+		require.True(t, isHandedBack(err), name)
+		require.EqualError(t, err, httplock.CheckReplay(mustNotRun(t))(delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)}).Error())
+	}
 }
 
 func TestReplay_LogsWhatItLeavesToOthersOncePerRoute(t *testing.T) {
@@ -392,38 +270,4 @@ func TestReplay_LogsWhatItLeavesToOthersOncePerRoute(t *testing.T) {
 		require.Equal(t, 2, strings.Count(log.String(), what), log.String())
 	}
 	require.NotContains(t, log.String(), testbed.Secret)
-}
-
-// Two services that share prefix and queue name leave each other's requests alone.
-func TestReplay_ServicesThatShareAQueueRunTheirOwn(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		service := func(name string) (mux *http.ServeMux, ran *atomic.Int64) {
-			mux, ran = http.NewServeMux(), new(atomic.Int64)
-			mux.Handle("/"+name+"/{id}", httplock.PerKey(d.guard, func(r *http.Request) (string, error) {
-				return name + ":" + r.PathValue("id"), nil
-			}, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
-			return mux, ran
-		}
-		const requests = 15
-		shop, shopRan := service("orders")
-		bank, bankRan := service("payments")
-		var locations []string
-		for i := range requests {
-			for name, mux := range map[string]http.Handler{"orders": shop, "payments": bank} {
-				release := d.HoldKey(t, fmt.Sprint(name, ":", i))
-				locations = append(locations, requireParked(t, testbed.Call(t, mux, http.MethodPost, fmt.Sprint("/", name, "/", i), "")))
-				release()
-			}
-		}
-		stop := d.replica(t, shop)
-		require.Eventually(t, func() bool { return shopRan.Load() == requests }, 30*time.Second, 10*time.Millisecond)
-		stop() // beside it chance decides how often the bank's are handed back
-		d.replica(t, opaque(bank))
-		require.Eventually(t, func() bool { return bankRan.Load() == requests }, 30*time.Second, 10*time.Millisecond)
-		for _, at := range locations {
-			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
-		}
-		require.Equal(t, [2]int64{requests, requests}, [2]int64{shopRan.Load(), bankRan.Load()})
-	})
 }

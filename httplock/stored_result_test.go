@@ -205,50 +205,6 @@ func TestResult_MistakenReplaysFail(t *testing.T) {
 	}
 }
 
-func TestResult_CancelledRequestNeverRuns(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		ran := make(chan string, 2)
-		d.handle(func(_ http.ResponseWriter, r *http.Request) { ran <- r.URL.RawQuery })
-		release := d.Hold(t)
-		cancelled := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath+"?cancelled", ""))
-		next := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath+"?next", ""))
-		for range 2 {
-			require.Equal(t, http.StatusNoContent, testbed.Call(t, d.mux, http.MethodDelete, cancelled, "").Status)
-		}
-		resp := testbed.Call(t, d.mux, http.MethodGet, cancelled, "")
-		require.Equal(t, http.StatusOK, resp.Status)
-		require.Contains(t, resp.Body, `"state":"cancelled"`)
-		testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodGet, cancelled+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
-		d.work(t)
-		release()
-		require.Equal(t, "next", <-ran)
-		d.result(t, next)
-		testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodDelete, next, ""), http.StatusConflict, "ticket-ended", false)
-		require.Empty(t, ran)
-	})
-}
-
-func TestResult_RunningRequestIsNotCancelled(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		running, goOn := make(chan struct{}), make(chan struct{})
-		d.handle(func(http.ResponseWriter, *http.Request) {
-			close(running)
-			<-goOn
-		})
-		release := d.Hold(t)
-		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
-		d.work(t)
-		release()
-		<-running
-		testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodDelete, location, ""), http.StatusConflict, "ticket-running", true)
-		require.Contains(t, testbed.Call(t, d.mux, http.MethodGet, location, "").Body, `"state":"running"`)
-		close(goOn)
-		require.Equal(t, http.StatusOK, d.result(t, location).Status)
-	})
-}
-
 func TestDecodeResult_RefusesWhatMakesNoResponse(t *testing.T) {
 	for name, stored := range map[string]string{
 		"empty":          "",

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -130,61 +128,6 @@ func TestResponse_RequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T
 		testbed.RequireProblem(t, testbed.Do(handler, r), http.StatusConflict, "conflict", true)
 		require.Empty(t, p.Parked())
 	})
-}
-
-func TestResponse_RedisUnavailableIs503AndNever409(t *testing.T) {
-	t.Parallel()
-	for _, answer := range []string{
-		"READONLY You can't write against a read only replica.",
-		"LOADING Redis is loading the dataset in memory",
-		"OOM command not allowed when used memory > 'maxmemory'.",
-		"MISCONF Errors writing to the AOF file",
-		"NOAUTH Authentication required.",
-		"CLUSTERDOWN The cluster is down",
-	} {
-		t.Run(strings.Fields(answer)[0], func(t *testing.T) {
-			t.Parallel()
-			b, server := testbed.NewFragile(t)
-			h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
-			b.Hold(t)
-			server.SetError(answer)
-			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusServiceUnavailable, "unavailable", true)
-			server.SetError("")
-			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusConflict, "conflict", true)
-		})
-	}
-}
-
-func TestResponse_ForgottenScriptsAreSentAgain(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
-		assert.NoError(t, b.Redis.ScriptFlush(r.Context()).Err())
-		ok(w, r)
-	})
-	for range 2 {
-		require.Equal(t, http.StatusOK, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "").Status)
-	}
-	b.RequireFree(t)
-}
-
-func TestResponse_RedisThatDiesMidHandlerLeavesTheResponseAlone(t *testing.T) {
-	t.Parallel()
-	b, server := testbed.NewFragile(t)
-	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
-		server.Close()
-		w.WriteHeader(http.StatusCreated)
-		ok(w, r)
-	})
-	resp := testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "")
-	require.Equal(t, http.StatusCreated, resp.Status, "the work was done within the lease")
-	require.Equal(t, "ok", resp.Body)
-}
-
-func TestResponse_ClosedLockerIs503(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	require.NoError(t, b.Locker.Close())
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
-	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusServiceUnavailable, "unavailable", true)
 }
 
 func TestResponse_AStatusAloneIsAResponseThatWasBegun(t *testing.T) {

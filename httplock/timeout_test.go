@@ -159,30 +159,6 @@ func TestTimeout_OneResponseWhoeverIsFirst(t *testing.T) {
 	calls.Wait()
 }
 
-// The outcome has the status that the client has seen.
-func TestTimeout_ObserversAreToldOfItsAnswer(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	told, release := make(chan httplock.Outcome, 1), make(chan struct{})
-	url, client := testbed.Serve(t, httplock.Timeout(500*time.Millisecond)(guarded(b.Locker.Guard(nil), func(w http.ResponseWriter, _ *http.Request) {
-		<-release
-		w.WriteHeader(http.StatusCreated)
-	}, httplock.WithObserver(outcomes{told: told}))))
-	answer, err := testbed.Send(client, testbed.ToServer(t.Context(), t, url+testbed.OrderPath, ""))
-	require.NoError(t, err)
-	require.Equal(t, http.StatusServiceUnavailable, answer.Status)
-	close(release)
-	e := <-told
-	require.Equal(t, httplock.OutcomeRan, e.Kind)
-	require.Equal(t, http.StatusServiceUnavailable, e.Status)
-}
-
-type outcomes struct {
-	httplock.NopObserver
-	told chan httplock.Outcome
-}
-
-func (o outcomes) OnOutcome(_ context.Context, e httplock.Outcome) { o.told <- e }
-
 // Its worker has the key until a replay returns, so a replay does not return before its handler.
 func TestTimeout_AReplayKeepsItsKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

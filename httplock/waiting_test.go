@@ -4,16 +4,12 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
@@ -35,23 +31,6 @@ func TestWaiting_RequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
 	resp, err := testbed.Send(client, r)
 	require.NoError(t, err)
 	require.Equal(t, "hello", resp.Body)
-}
-
-func TestWaiting_BodyThatBreaksOffNeverRuns(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.Hold(t)
-	for name, policy := range map[string]core.ConflictPolicy{"waiting": testbed.Patient{}, "parking": &testbed.Parking{}} {
-		t.Run(name, func(t *testing.T) {
-			h := guarded(b.Locker.Guard(policy), mustNotRun(t))
-			r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
-			r.Body = io.NopCloser(iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("xyz"))))
-			testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "unreadable-body", false)
-
-			r = testbed.Request(t, http.MethodPost, testbed.OrderPath, "xyz")
-			r.Body = http.MaxBytesReader(httptest.NewRecorder(), r.Body, 2)
-			testbed.RequireProblem(t, testbed.Do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
-		})
-	}
 }
 
 func TestWaiting_ServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
@@ -24,17 +23,4 @@ func TestPush_SaysWhatTheServerCannot(t *testing.T) {
 	resp, err := testbed.Send(client, testbed.ToServer(t.Context(), t, url+testbed.OrderPath, ""))
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, resp.Status)
-}
-
-func TestWriter_CallerSeesTheRouteName(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.Hold(t)
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
-	testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "")
-	require.Equal(t, "POST /orders/{id}", (<-b.Conflicts).Name)
-
-	mux := http.NewServeMux()
-	mux.Handle("PUT /carts/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey)(mustNotRun(t)))
-	testbed.Call(t, mux, http.MethodPut, "/carts/"+testbed.Secret, "")
-	require.Equal(t, "PUT /carts/{id}", (<-b.Conflicts).Name)
 }
