@@ -1,7 +1,6 @@
 package ginlock_test
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"testing"
@@ -127,36 +126,4 @@ func TestRoutes_ProblemsAreHandedToGinsHandlers(t *testing.T) {
 		_, err := ginlock.New(guard, orderKey, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
-}
-
-func TestRoutes_GuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	guard := b.Locker.Guard(core.RejectConflicts)
-	r := gin.New()
-	r.Use(ginlock.PerKey(guard, ginlock.Header("tenant:", "X-Tenant")))
-	g := r.Group("/orders/:id", ginlock.PerKey(guard, orderKey))
-	g.POST("/items/:item", ginlock.PerKey(guard, ginlock.Param("item:", "item")), func(c *gin.Context) {
-		lease, held := ginlock.Lease(c)
-		if assert.True(t, held) {
-			assert.Equal(t, "item:7", lease.Key(), "the innermost")
-		}
-		for _, key := range []string{"tenant:acme", "order:42", "item:7"} {
-			_, err := b.Rival.TryAcquire(context.Background(), key)
-			assert.ErrorIs(t, err, core.ErrConflict, key)
-		}
-		ok(c)
-	})
-	send := func() testbed.Answer {
-		req := testbed.Request(t, http.MethodPost, "/orders/42/items/7", "")
-		req.Header.Set("X-Tenant", "acme")
-		return testbed.Do(r, req)
-	}
-	require.Equal(t, "ok", send().Body)
-	for _, key := range []string{"tenant:acme", "order:42", "item:7"} {
-		release := b.HoldKey(t, key)
-		testbed.RequireProblem(t, send(), http.StatusConflict, "conflict", true)
-		release()
-	}
-	require.Equal(t, "ok", send().Body)
-	require.Equal(t, http.StatusNotFound, testbed.Call(t, r, http.MethodPost, "/orders/42/x", "").Status)
 }

@@ -206,18 +206,6 @@ func TestGuard_InFrontOfTheRouterFailsClosed(t *testing.T) {
 	})
 }
 
-func TestSkipper(t *testing.T) {
-	each(t, func(t *testing.T, v version) {
-		b := testbed.New(t, redistest.Embedded(t))
-		b.Hold(t)
-		h := v.start(service{guard: b.Locker.Guard(core.RejectConflicts), key: orderKey, skip: true, handler: ok})
-		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath, ""), http.StatusConflict, "conflict", true)
-		r := testbed.Request(t, http.MethodPost, orderPath, "")
-		r.Header.Set("X-Skip", "1")
-		require.Equal(t, "ok", testbed.Do(h, r).Body)
-	})
-}
-
 func TestFromConfig_RefusesRoutesWithoutAGuard(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		h := v.start(service{at: "use", handler: mustNotRun(t), routes: routeTable{"POST /api/orders/{id}": {}, "GET /api/orders/{id}": {}}})
