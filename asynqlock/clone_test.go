@@ -88,25 +88,6 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 	}
 }
 
-func TestClone_DoesNotInheritTheLockOfAnotherTask(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		release := b.hold(t, key)
-		// The first task is not unique, the second, of the same payload, is.
-		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("first"))
-		second := b.enqueue(t, task(), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
-		ran := make(chan struct{}, 10)
-		b.serve(t, b.config(), b.perKey(soon)(tells(ran)))
-		b.untilConflicts(t, 5)
-		release()
-		get(t, ran)
-		redistest.Eventually(t, func() bool { return len(b.all(t)) == 1 }, "the first has ended")
-		locks := redistest.Keys(t, b.rdb, "asynq:{"+b.queue+"}:unique:")
-		require.Len(t, locks, 1)
-		require.Equal(t, second, b.rdb.Get(t.Context(), locks[0]).Val())
-	})
-}
-
 func TestClone_LeavesAForeignTaskWithItsIDAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -257,27 +238,6 @@ func (h *trouble) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		return next(ctx, cmd)
 	}
-}
-
-func TestConfigure_TroubleOfItsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		release := b.hold(t, key)
-		var hook trouble
-		hook.left.Store(3)
-		rdb := env.Client(t)
-		rdb.AddHook(&hook)
-		cfg := b.config()
-		require.NoError(t, asynqlock.Configure(&cfg, rdb))
-		ran := make(chan struct{}, 1)
-		b.start(t, cfg, b.perKey(soon)(tells(ran)))
-		b.enqueue(t, task(), asynq.MaxRetry(0))
-		b.untilConflicts(t, 5) // three in trouble, one that is cloned, and the clone's
-		b.requireArchived(t, 0)
-		require.Negative(t, hook.left.Load())
-		release()
-		get(t, ran)
-	})
 }
 
 // loser loses the reply to the command that enqueues a clone, and every later one until it is up.

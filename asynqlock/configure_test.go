@@ -246,20 +246,3 @@ func TestNew_ReportsMistakes(t *testing.T) {
 	require.NoError(t, err)
 	require.NotNil(t, m)
 }
-
-func TestSkip_NeedsNoKey(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		ran := make(chan struct{})
-		skip := asynqlock.WithSkip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "free" })
-		b.serve(t, b.config(), b.perKey(skip)(asynq.HandlerFunc(
-			func(ctx context.Context, _ *asynq.Task) error {
-				_, held := core.LeaseFrom(ctx)
-				assert.False(t, held)
-				close(ran)
-				return nil
-			})))
-		b.enqueue(t, asynq.NewTask("free", nil))
-		get(t, ran)
-	})
-}

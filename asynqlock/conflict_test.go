@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -403,40 +402,5 @@ func TestHandler_ALeaseThatItLostIsItsOwnFailure(t *testing.T) {
 		info := b.untilState(t, id, asynq.TaskStateArchived)
 		require.Zero(t, info.Retried, "SkipRetry is honored")
 		require.NotContains(t, info.LastErr, "outcome is unknown")
-	})
-}
-
-// Many tasks of one free key, whose calls wait for one another's answer: none is told that the key is held.
-func TestLockRedisOutOfReach_ManyTasksOfAFreeKeyAreUnavailable(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const tasks, silence = 20, 300 * time.Millisecond
-		for name, away := range map[string]func(*redistest.Proxy){
-			"refusing":   func(p *redistest.Proxy) { p.Refuse(true) },
-			"swallowing": func(p *redistest.Proxy) { p.Blackhole(redistest.Requests) },
-		} {
-			proxy := redistest.NewProxy(t, env.Addr)
-			rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: silence, DialTimeout: silence})
-			locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
-			require.NoError(t, err)
-			guard := locker.Guard(retry.Policy{MaxWait: 50 * time.Millisecond})
-			handler := asynqlock.PerKey(guard, walletKey)(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-				t.Error("it runs unlocked")
-				return nil
-			}))
-			away(proxy)
-			errs := make(chan error)
-			for range tasks {
-				go func() { errs <- handler.ProcessTask(t.Context(), task()) }()
-			}
-			for range tasks {
-				err := get(t, errs)
-				require.ErrorIs(t, err, core.ErrUnavailable, name)
-				require.NotErrorIs(t, err, core.ErrConflict, name)
-			}
-			proxy.Refuse(false)
-			proxy.Blackhole(0)
-			proxy.Cut()
-			require.NoError(t, locker.Close())
-		}
 	})
 }

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/asynqlock"
@@ -46,68 +44,6 @@ func requireWarnedOnce(t *testing.T, log *testbed.Log) {
 	require.Equal(t, 1, strings.Count(log.String(), "level=ERROR"), log.String())
 	require.Contains(t, log.String(), elsewhereWarning)
 	requireNoSecret(t, log.String())
-}
-
-// Many tasks without a retry fight for few keys, while the other Redis knows the queue as well.
-func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
-	t.Parallel()
-	b := setup(t, redistest.Real(t))
-	server := redistest.Start(t)
-	other := redistest.Client(t, redisAt(server.Addr))
-	_, err := asynq.NewClientFromRedisClient(other).Enqueue(task(), asynq.Queue(b.queue), asynq.ProcessIn(time.Hour))
-	require.NoError(t, err)
-	before := redistest.Keys(t, other, "asynq:")
-
-	const tasks, wallets = 300, 10
-	var (
-		log    testbed.Log
-		mu     sync.Mutex
-		ran    = make(map[string]int)
-		inside [wallets]alone
-		first  sync.Once
-		done   = make(chan struct{}, tasks)
-	)
-	ids := make([]string, tasks)
-	for n := range ids {
-		payload := fmt.Appendf(nil, `{"user_id":%d,"n":%d}`, n%wallets, n)
-		ids[n] = b.enqueue(t, asynq.NewTask(kind, payload), asynq.MaxRetry(0), asynq.Retention(time.Hour))
-	}
-	cfg := b.config()
-	cfg.Concurrency = 30
-	b.serveElsewhere(t, cfg, other, b.perKey(soon, asynqlock.WithLogger(log.Logger()))(
-		asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			id, _ := asynq.GetTaskID(ctx)
-			var wallet, n int
-			_, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &wallet, &n)
-			assert.NoError(t, err)
-			defer inside[wallet].enter(t)()
-			first.Do(func() {
-				redistest.Eventually(t, func() bool { return b.conflicts.n.Load() > 0 }, "no task of its wallet came")
-			})
-			time.Sleep(5 * time.Millisecond)
-			mu.Lock()
-			ran[id]++
-			mu.Unlock()
-			done <- struct{}{}
-			return nil
-		})))
-	for n := range tasks {
-		select {
-		case <-done:
-		case <-time.After(30 * time.Second):
-			b.requireArchived(t, 0)
-			require.FailNow(t, "no task ran for 30 s", "%d of %d ran", n, tasks)
-		}
-	}
-	for _, id := range ids {
-		b.untilState(t, id, asynq.TaskStateCompleted)
-		require.Equal(t, 1, ran[id])
-	}
-	require.Positive(t, b.conflicts.n.Load())
-	b.requireArchived(t, 0)
-	require.Empty(t, b.all(t))
-	require.Equal(t, before, redistest.Keys(t, other, "asynq:"), "nothing was written there")
-	requireWarnedOnce(t, &log)
 }
 
 // The other Redis has a task of the same id, as that of another environment may. To clone that one

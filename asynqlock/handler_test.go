@@ -3,7 +3,6 @@ package asynqlock_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -146,17 +145,6 @@ func TestShutdown_MidHandler(t *testing.T) {
 	}
 }
 
-func TestHandler_APanicGivesTheKeyBack(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.serve(t, b.config(), b.perKey()(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error { panic("oops") })))
-		id := b.enqueue(t, task(), asynq.MaxRetry(0))
-		require.Contains(t, b.untilState(t, id, asynq.TaskStateArchived).LastErr, "oops")
-		b.requireFree(t, key)
-	})
-}
-
 func TestHandler_ALostLeaseEndsItsContext(t *testing.T) {
 	t.Parallel()
 	for name, result := range map[string]error{"success": nil, "error": errOops} {
@@ -213,80 +201,5 @@ func TestRefusal_FurtherInIsNoFailureOfALostLease(t *testing.T) {
 		require.Zero(t, info.Retried)
 		require.Contains(t, info.LastErr, "(waiting since ")
 		require.NotContains(t, info.LastErr, "outcome", "nothing ran")
-	})
-}
-
-func TestCounted_ManyAtOncePerType(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const n, tasks = 3, 20
-		b := setup(t, env)
-		guard := func() *core.Guard { return b.newLocker(t).Guard(core.RejectConflicts, core.Counted(n)) }
-		var inside, done atomic.Int64
-		full := make(chan struct{})
-		handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-			now := inside.Add(1)
-			if now > n {
-				t.Error("too many inside")
-			}
-			if now == n && done.Load() == 0 {
-				close(full)
-			}
-			<-full // nobody leaves before n are inside
-			time.Sleep(time.Millisecond)
-			done.Add(1)
-			inside.Add(-1)
-			return nil
-		})
-		for range 2 {
-			b.serve(t, b.config(), asynqlock.PerKey(guard(), asynqlock.Type("type:"), soon)(handler))
-		}
-		for i := range tasks {
-			b.enqueue(t, asynq.NewTask("report", fmt.Append(nil, i)), asynq.MaxRetry(i%2))
-		}
-		redistest.Eventually(t, func() bool { return done.Load() == tasks }, "all are done")
-		b.requireArchived(t, 0)
-	})
-}
-
-func TestStress(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const tasks, keys, servers = 100, 5, 3
-		b := setup(t, env)
-		release := b.hold(t, "wallet:0") // else tasks that are quick may never meet
-		var inside [keys]alone
-		runs := make(chan string, 2*tasks)
-		for i := range tasks {
-			wallet := map[string]string{"wallet": fmt.Sprint(i % keys)}
-			b.enqueue(t, asynq.NewTaskWithHeaders(kind, fmt.Append(nil, i), wallet), asynq.MaxRetry(i%3))
-		}
-		for range servers {
-			guard := b.newLocker(t).Guard(core.RejectConflicts)
-			b.serve(t, b.config(), asynqlock.PerKey(guard, asynqlock.Header("wallet:", "wallet"), soon)(asynq.HandlerFunc(
-				func(_ context.Context, task *asynq.Task) error {
-					i := int(task.Headers()["wallet"][0] - '0')
-					defer inside[i].enter(t)()
-					time.Sleep(rand.N(3 * time.Millisecond)) // room for others to come in
-					runs <- string(task.Payload())
-					return nil
-				})))
-		}
-		b.untilConflicts(t, 1)
-		release()
-		seen := make(map[string]int)
-		timeout := time.After(time.Minute)
-		for len(seen) < tasks {
-			select {
-			case payload := <-runs:
-				seen[payload]++
-			case <-timeout:
-				t.Fatalf("%d of %d tasks ran", len(seen), tasks)
-			}
-		}
-		redistest.Eventually(t, func() bool { return len(b.all(t)) == 0 }, "the queue is empty")
-		for payload, n := range seen {
-			require.Equal(t, 1, n, payload)
-		}
-		require.Empty(t, runs)
-		b.requireArchived(t, 0)
 	})
 }
