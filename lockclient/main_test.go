@@ -11,7 +11,6 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/gin-gonic/gin"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -19,10 +18,7 @@ import (
 	"github.com/perkey-go/perkey/lockclient"
 )
 
-func TestMain(m *testing.M) {
-	gin.SetMode(gin.ReleaseMode)
-	redistest.Main(m)
-}
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // network is a base that counts the response bodies that nobody has closed.
 type network struct {

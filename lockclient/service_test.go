@@ -4,28 +4,22 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/gin-gonic/gin"
-	"github.com/labstack/echo/v4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/echolock"
-	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/lockclient"
-	"github.com/perkey-go/perkey/retry"
 )
 
 const orderKey = "order:7"
@@ -42,45 +36,14 @@ type service struct {
 	url     string
 }
 
-// framework mounts a handler behind a guard.
-type framework struct {
-	name string
-	new  func() (router http.Handler, guard func(path string, guard *core.Guard, h http.Handler, opts ...httplock.Option), mount func(prefix string, h http.Handler))
-}
-
-var frameworks = []framework{
-	{"net/http", func() (http.Handler, func(string, *core.Guard, http.Handler, ...httplock.Option), func(string, http.Handler)) {
-		mux := http.NewServeMux()
-		return mux, func(path string, guard *core.Guard, h http.Handler, opts ...httplock.Option) {
-			mux.Handle(path+"/{id}", httplock.PerKey(guard, httplock.ParamInt("order:", "id"), opts...)(h))
-		}, func(prefix string, h http.Handler) { mux.Handle(prefix, h) }
-	}},
-	{"gin", func() (http.Handler, func(string, *core.Guard, http.Handler, ...httplock.Option), func(string, http.Handler)) {
-		r := gin.New()
-		return r, func(path string, guard *core.Guard, h http.Handler, opts ...httplock.Option) {
-			r.Any(path+"/:id", ginlock.PerKey(guard, ginlock.ParamInt("order:", "id"), opts...), gin.WrapH(h))
-		}, func(prefix string, h http.Handler) { r.Any(prefix+"*path", gin.WrapH(h)) }
-	}},
-	{"echo", func() (http.Handler, func(string, *core.Guard, http.Handler, ...httplock.Option), func(string, http.Handler)) {
-		e := echo.New()
-		return e, func(path string, guard *core.Guard, h http.Handler, opts ...httplock.Option) {
-			e.Any(path+"/:id", echo.WrapHandler(h), echolock.PerKey(guard, echolock.ParamInt("order:", "id"), opts...))
-		}, func(prefix string, h http.Handler) { e.Any(prefix+"*", echo.WrapHandler(h)) }
-	}},
-}
-
-// eachService runs test under each framework, on each Redis.
+// eachService runs test on each Redis.
 func eachService(t *testing.T, test func(t *testing.T, s *service)) {
-	for _, f := range frameworks {
-		t.Run(f.name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, newService(t, env, f)) })
-		})
-	}
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, newService(t, env)) })
 }
 
-// newService serves /refuse, /wait, /park, /coalesce with idempotency and without a worker. Its leases are short, so that nobody is told to
+// newService serves /refuse, /park, /coalesce with idempotency and without a worker. Its leases are short, so that nobody is told to
 // come back much later.
-func newService(t *testing.T, env *redistest.Env, f framework, opts ...delayqueue.Option) *service {
+func newService(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *service {
 	t.Helper()
 	s := &service{Fixture: testbed.New(t, env, core.WithTTL(3*time.Second))}
 	var err error
@@ -90,13 +53,15 @@ func newService(t *testing.T, env *redistest.Env, f framework, opts ...delayqueu
 	require.NoError(t, err)
 
 	work := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.work(w, r) })
-	router, guard, mount := f.new()
+	router := http.NewServeMux()
+	guard := func(path string, guard *core.Guard, opts ...httplock.Option) {
+		router.Handle(path+"/{id}", httplock.PerKey(guard, httplock.ParamInt("order:", "id"), opts...)(work))
+	}
 	status, once := httplock.WithStatusPath("/tickets/"), httplock.WithIdempotency(store)
-	guard("/refuse", s.Locker.Guard(core.RejectConflicts), work, once, httplock.WithAnonymous())
-	guard("/wait", s.Locker.Guard(retry.Policy{MaxWait: time.Minute}), work)
-	guard("/park", s.Locker.Guard(delayqueue.Policy(s.queue)), work, status, once, httplock.WithAnonymous())
-	guard("/coalesce", s.Locker.Guard(delayqueue.Coalesce(s.queue)), work, status, byUser)
-	mount("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, t delayqueue.Status) bool { return t.Principal == r.Header.Get("X-User") }))
+	guard("/refuse", s.Locker.Guard(core.RejectConflicts), once, httplock.WithAnonymous())
+	guard("/park", s.Locker.Guard(delayqueue.Policy(s.queue)), status, once, httplock.WithAnonymous())
+	guard("/coalesce", s.Locker.Guard(delayqueue.Coalesce(s.queue)), status, byUser)
+	router.Handle("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, t delayqueue.Status) bool { return t.Principal == r.Header.Get("X-User") }))
 	s.router = router
 	s.handler = router
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }))
@@ -168,18 +133,6 @@ func TestService_RefusedThenDone(t *testing.T) {
 		(<-got).require(t, http.StatusCreated)
 		require.EqualValues(t, 3, s.network.sent.Load())
 		s.network.requireClosed(t)
-	})
-}
-
-func TestService_WaitsInTheServer(t *testing.T) {
-	eachService(t, func(t *testing.T, s *service) {
-		s.work = func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusCreated) }
-		release := s.hold(t)
-		got := s.send(t, http.MethodPost, "/wait/7", "b")
-		<-s.Conflicts
-		release()
-		(<-got).require(t, http.StatusCreated)
-		require.EqualValues(t, 1, s.network.sent.Load())
 	})
 }
 
@@ -301,7 +254,7 @@ func TestService_LostConnectionUnderAnIdempotencyKey(t *testing.T) {
 
 func TestService_TicketsThatEndWithoutAResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		s := newService(t, env, frameworks[0], delayqueue.WithMaxAge(3*time.Second))
+		s := newService(t, env, delayqueue.WithMaxAge(3*time.Second))
 		s.work = func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "3600") // it is too old by then
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -340,7 +293,7 @@ func TestService_TicketsThatEndWithoutAResponse(t *testing.T) {
 
 // The ticket is somebody else's without the request's credentials.
 func TestService_TicketNeedsTheCredentials(t *testing.T) {
-	s := newService(t, redistest.Embedded(t), frameworks[0])
+	s := newService(t, redistest.Embedded(t))
 	s.work = func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("saved")) }
 	s.start(t)
 	release := s.hold(t)
@@ -362,28 +315,4 @@ func TestService_TicketNeedsTheCredentials(t *testing.T) {
 	<-s.Conflicts
 	release()
 	require.ErrorContains(t, (<-got).err, "404")
-}
-
-// A server that is away for a while loses no response.
-func TestService_RedisIsAwayForAWhile(t *testing.T) {
-	b, server := testbed.NewFragile(t)
-	mux := http.NewServeMux()
-	mux.Handle("/refuse/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.ParamInt("order:", "id"))(http.HandlerFunc(
-		func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("done")) })))
-	answered := make(chan int, 100)
-	url, client := testbed.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		rec := httptest.NewRecorder()
-		mux.ServeHTTP(rec, r)
-		maps.Copy(w.Header(), rec.Header())
-		w.WriteHeader(rec.Code)
-		_, _ = w.Write(rec.Body.Bytes())
-		answered <- rec.Code
-	}))
-	client.Transport = newTransport(t, client.Transport)
-	server.SetError("LOADING Redis is loading the dataset in memory")
-	s := &service{url: url, client: client}
-	got := s.send(t, http.MethodPut, "/refuse/7", "b")
-	require.Equal(t, http.StatusServiceUnavailable, <-answered)
-	server.SetError("")
-	require.Equal(t, "done", (<-got).require(t, http.StatusOK).Body)
 }
