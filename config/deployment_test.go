@@ -6,7 +6,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -131,14 +130,16 @@ func TestRedis_SentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
 
 func TestRedis_TLSWithAClientsCertificate(t *testing.T) {
 	t.Parallel()
-	env := redistest.Embedded(t)
 	dir, ca, other := t.TempDir(), newAuthority(t), newAuthority(t)
 	write(t, dir, "ca.pem", ca.pem)
 	write(t, dir, "other.pem", other.pem)
 	cert, key := ca.issue(t, "client")
 	write(t, dir, "client.pem", cert)
 	write(t, dir, "client.key", key)
-	addr := tlsProxy(t, env.Addr, ca)
+	cert, key = ca.issue(t, "redis.test")
+	write(t, dir, "server", append(cert, key...))
+	in := func(name string) string { return filepath.Join(dir, name) }
+	_, addr := redistest.StartTLS(t, "--tls-cert-file", in("server"), "--tls-key-file", in("server"), "--tls-ca-cert-file", in("ca.pem"), "--tls-auth-clients", "yes")
 	with := func(tls string) error {
 		return lockOnce(t, dir, "redis: {addresses: ['"+addr+"'], max_retries: 0, dial_timeout: 2s, tls: {"+tls+"}}", nil)
 	}
@@ -261,51 +262,4 @@ func (a *authority) issue(t *testing.T, name string) (cert, key []byte) {
 	private, err := x509.MarshalPKCS8PrivateKey(own)
 	require.NoError(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
-}
-
-// tlsProxy puts TLS in front of a server, as redis.test, for clients that have a certificate.
-func tlsProxy(t *testing.T, target string, ca *authority) string {
-	t.Helper()
-	certPEM, keyPEM := ca.issue(t, "redis.test")
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	require.NoError(t, err)
-	clients := x509.NewCertPool()
-	clients.AddCert(ca.cert)
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
-	})
-	require.NoError(t, err)
-	var conns sync.WaitGroup
-	over := make(chan struct{})
-	conns.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			conns.Go(func() {
-				<-over
-				_ = client.Close()
-			})
-			conns.Go(func() {
-				defer client.Close()
-				server, err := net.Dial("tcp", target)
-				if err != nil {
-					return
-				}
-				defer server.Close()
-				conns.Go(func() {
-					_, _ = io.Copy(client, server)
-					_ = client.Close()
-				})
-				_, _ = io.Copy(server, client)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		close(over)
-		conns.Wait()
-	})
-	return l.Addr().String()
 }

@@ -2,12 +2,11 @@ package config_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/hibiken/asynq"
@@ -50,87 +49,31 @@ asynq:
 `,
 }
 
-// doors are the ways by which work of one key comes in.
-type doors struct {
-	t      *testing.T
-	ways   map[string]func(work func()) error
-	inside map[string]*atomic.Int32
-	both   atomic.Int64 // so often one came in beside another
-}
-
-func newDoors(t *testing.T, rt *config.Runtime) *doors {
+// waysIn are the ways by which work of the keys comes in. Each returns whether it was refused.
+func waysIn(t *testing.T, rt *config.Runtime) (keys []string, refused map[string]func() bool) {
 	t.Helper()
-	d := &doors{t: t, ways: map[string]func(func()) error{}, inside: map[string]*atomic.Int32{}}
-	type workKey struct{}
-	work := func(ctx context.Context) { ctx.Value(workKey{}).(func())() }
 	mux := http.NewServeMux()
 	for _, pattern := range []string{"POST /orders/{id}/pay", "PUT /carts/{id}"} {
-		mux.HandleFunc(pattern, func(_ http.ResponseWriter, r *http.Request) { work(r.Context()) })
+		mux.Handle(pattern, http.NotFoundHandler())
 	}
 	served := httplock.FromConfig(rt)(mux)
-	for _, target := range [][2]string{{"POST", "/orders/7/pay"}, {"PUT", "/carts/7"}} {
-		d.ways[target[0]] = func(do func()) error {
-			r := request(target[0], target[1])
-			testbed.Do(served, r.WithContext(context.WithValue(r.Context(), workKey{}, do)))
-			return nil
+	tasks := asynqlock.FromConfig(rt)(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	send := func(method, target string) func() bool {
+		return func() bool { return testbed.Do(served, request(method, target)).Status == http.StatusConflict }
+	}
+	process := func(taskType string) func() bool {
+		return func() bool {
+			return errors.Is(tasks.ProcessTask(t.Context(), asynq.NewTask(taskType, []byte(`{"user":7}`))), core.ErrConflict)
 		}
 	}
-	tasks := asynqlock.FromConfig(rt)(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error { work(ctx); return nil }))
-	for _, taskType := range []string{"wallet:charge", "mail:welcome"} {
-		d.ways[taskType] = func(do func()) error {
-			return tasks.ProcessTask(context.WithValue(t.Context(), workKey{}, do), asynq.NewTask(taskType, []byte(`{"user":7}`)))
-		}
+	return []string{"order:7", "cart:7", "wallet:7", "mail:welcome", "tick"}, map[string]func() bool{
+		"POST": send("POST", "/orders/7/pay"), "PUT": send("PUT", "/carts/7"),
+		"wallet:charge": process("wallet:charge"), "mail:welcome": process("mail:welcome"),
+		"Guard": func() bool {
+			err := rt.Guard("tick").Do(t.Context(), core.Call{Key: "tick"}, func(context.Context) error { return nil })
+			return errors.Is(err, core.ErrConflict)
+		},
 	}
-	d.ways["Guard"] = func(do func()) error {
-		return rt.Guard("tick").Do(t.Context(), core.Call{Key: "tick"}, func(context.Context) error { do(); return nil })
-	}
-	for name := range d.ways {
-		d.inside[name] = &atomic.Int32{}
-	}
-	return d
-}
-
-// hold has one of each door inside while f runs.
-func (d *doors) hold(f func()) {
-	d.t.Helper()
-	var entered, left sync.WaitGroup
-	goOn := make(chan struct{})
-	for name, way := range d.ways {
-		entered.Add(1)
-		left.Go(func() {
-			in := false
-			for !in { // the one before may be about to release its key
-				_ = way(func() {
-					in = true
-					d.inside[name].Add(1)
-					entered.Done()
-					<-goOn
-					d.inside[name].Add(-1)
-				})
-			}
-		})
-	}
-	entered.Wait()
-	f()
-	close(goOn)
-	left.Wait()
-}
-
-// knock has many try each door.
-func (d *doors) knock() (all *sync.WaitGroup) {
-	all = &sync.WaitGroup{}
-	for name, way := range d.ways {
-		for range 8 {
-			all.Go(func() {
-				_ = way(func() {
-					if d.inside[name].Load() > 0 {
-						d.both.Add(1)
-					}
-				})
-			})
-		}
-	}
-	return all
 }
 
 // Whatever a full disk, a copy that broke off or an empty template leaves of a file: no guard is gone, and the file is
@@ -151,23 +94,24 @@ func TestWatch_AFileThatLostItsEnd(t *testing.T) {
 			}
 			rt, err := config.Build(write(right), config.WithLogger(logs.Logger()))
 			require.NoError(t, err)
-			d := newDoors(t, rt)
+			keys, ways := waysIn(t, rt)
+			var releases []func()
+			for _, key := range keys {
+				releases = append(releases, hold(t, rt, key))
+			}
 			refused, taken := 0, 0
 			for end := range right {
 				if right[end] != '\n' || end == len(right)-1 {
 					continue
 				}
 				before, told := rt.File(), strings.Count(logs.String(), "not reloaded")
-				d.hold(func() {
-					during := d.knock()
-					write(right[:end+1])
-					look := rt.Watcher(path)
-					look(t.Context())
-					look(t.Context())
-					during.Wait()
-					d.knock().Wait()
-				})
-				assert.Zero(t, d.both.Swap(0), "came in beside another after %q", right[:end+1])
+				write(right[:end+1])
+				look := rt.Watcher(path)
+				look(t.Context())
+				look(t.Context())
+				for name, isRefused := range ways {
+					assert.True(t, isRefused(), "%s came in after %q", name, right[:end+1])
+				}
 				if rt.File() == before {
 					refused++
 					assert.Equal(t, told+1, strings.Count(logs.String(), "not reloaded: the old file stays in force"), "%q", right[:end+1])
@@ -178,6 +122,9 @@ func TestWatch_AFileThatLostItsEnd(t *testing.T) {
 			}
 			t.Logf("%s last: %d of %d refused", order[2], refused, refused+taken)
 			assert.Greater(t, refused, 10)
+			for _, release := range releases {
+				release()
+			}
 			require.NoError(t, rt.Close())
 		}
 	})
