@@ -273,6 +273,13 @@ func TestConsole_ShowsWhatItKnewWhenRedisIsAway(t *testing.T) {
 		}
 	}
 	proxy.Blackhole(0)
+	proxy.Refuse(true)
+	proxy.Cut()
+	time.Sleep(2100 * time.Millisecond)
+	_, body, _ = get(t, server.URL+"/key?key=k")
+	assert.Contains(t, body, "Not up to date", "nobody listens")
+	assert.Contains(t, body, "work of k")
+	proxy.Refuse(false)
 	redistest.Eventually(t, func() bool {
 		_, body, _ := get(t, server.URL+"/key?key=k")
 		return !strings.Contains(body, "Not up to date")

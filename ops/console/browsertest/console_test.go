@@ -9,20 +9,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/chromedp/cdproto/accessibility"
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
-	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 	"github.com/perkey-go/perkey/ops/console"
 )
@@ -289,40 +286,6 @@ func TestConsole_Keyboard(t *testing.T) {
 	redistest.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "It was done") }, "the page that follows")
 }
 
-func TestConsole_TwoOperatorsRace(t *testing.T) {
-	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
-	s.settled(t)
-	change := fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence())
-	one, two := tab(t, sizes[1], false, true), tab(t, sizes[0], true, true)
-	for _, ctx := range []context.Context{one, two} {
-		visit(t, ctx, s.url+change)
-	}
-	submit := func(ctx context.Context) string {
-		require.NoError(t, chromedp.Do(ctx, chromedp.SendKeys(chromedp.CSS("#why"), "why"), chromedp.Click(chromedp.CSS("button.do")), chromedp.WaitNotPresent(chromedp.CSS("#why"))))
-		return text(t, ctx)
-	}
-	assert.Contains(t, submit(one), "It was done")
-	assert.Contains(t, submit(two), "It changed while you looked")
-
-	// The same with dead letters whose number is another by now.
-	visit(t, one, s.url+"change?do=purge&queue=ship&name=fail+card&cause=card")
-	letters, _, err := s.ship.List(t.Context(), "dead", "", 100)
-	require.NoError(t, err)
-	for _, e := range letters {
-		if e.Name == "fail card" {
-			require.NoError(t, s.ship.Purge(t.Context(), e.ID))
-			break
-		}
-	}
-	said := submit(one)
-	assert.Contains(t, said, "It changed while you looked")
-	assert.Contains(t, said, "9 dead")
-	stats, err := s.ship.Stats(t.Context())
-	require.NoError(t, err)
-	assert.EqualValues(t, 13, stats.Dead)
-}
-
 func TestConsole_OtherSitesChangeNothing(t *testing.T) {
 	env := redistest.Real(t)
 	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
@@ -348,59 +311,6 @@ func TestConsole_OtherSitesChangeNothing(t *testing.T) {
 	said := complaints(ctx)
 	visit(t, ctx, frame.URL)
 	redistest.Eventually(t, func() bool { return strings.Contains(strings.Join(said(), "\n"), "frame-ancestors") }, "the frame is refused")
-}
-
-func TestConsole_RedisAway(t *testing.T) {
-	env := redistest.Real(t)
-	proxy := redistest.NewProxy(t, env.Addr)
-	through := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
-	s := newService(t, env.Client(t), env.Prefix, func(o *console.Options) {
-		operators(o)
-		locker := testbed.NewLocker(t, through, core.WithPrefix(o.Locker.Prefix()))
-		o.Locker, o.Redis = locker, through
-	})
-	s.settled(t)
-	ctx := tab(t, sizes[1], false, true)
-	paths := map[string]string{"": "cart:", "keys": "order:4711", "key?key=order:4711": "req-0c0ffee", "queues": "mail", "queue?queue=ship": "Slots busy", "dead": "card declined", "processes": "Last report"}
-	for path, want := range paths {
-		visit(t, ctx, s.url+path)
-		redistest.Eventually(t, func() bool { return strings.Contains(text(t, ctx), want) }, path+" shows "+want)
-	}
-	for name, away := range map[string]func(){
-		"no answer": func() { proxy.Blackhole(redistest.Requests) },
-		"refused":   func() { proxy.Refuse(true); proxy.Cut() },
-	} {
-		away()
-		time.Sleep(11 * time.Second) // all that is known is old
-		for path, want := range paths {
-			visit(t, ctx, s.url+path)
-			shown := text(t, ctx)
-			assert.Contains(t, shown, "Not up to date", "%s: %s", name, path)
-			assert.Contains(t, shown, want, "%s: %s shows what was known", name, path)
-		}
-	}
-}
-
-// A key is watched with a button, and its page shows what happens to it without being loaded again.
-func TestConsole_WatchesAKey(t *testing.T) {
-	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
-	ctx := tab(t, sizes[1], false, true)
-	said := complaints(ctx)
-	visit(t, ctx, s.url+"key?key=watched")
-	require.NoError(t, chromedp.Do(ctx, chromedp.Click(chromedp.CSS("main form button")), chromedp.WaitNotPresent(chromedp.CSS("main form button"))))
-	assert.Contains(t, text(t, ctx), "Nothing has happened to it yet")
-	eval[bool](t, ctx, `window.same = true`)
-	for i := 0; !strings.Contains(text(t, ctx), "released"); i++ {
-		require.Less(t, i, 300, "no event comes")
-		lease, err := s.lockers[0].Acquire(t.Context(), "watched", core.Named("<b>work</b>", ""))
-		require.NoError(t, err)
-		require.NoError(t, lease.Release(t.Context()))
-		time.Sleep(100 * time.Millisecond)
-	}
-	assert.Contains(t, text(t, ctx), "<b>work</b>")
-	assert.True(t, eval[bool](t, ctx, `window.same === true`), "the page was not loaded again")
-	assert.Empty(t, said())
 }
 
 // What is typed into a box does not come into an address when keys are hashed, nor does a key.
