@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -233,45 +232,6 @@ func TestParam_SeesTheMatch(t *testing.T) {
 		})
 	}
 	all.Wait()
-}
-
-func TestKey_FunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
-	var before, seen *http.Request
-	mux := http.NewServeMux() // a router in front of the framework's
-	mux.HandleFunc("POST /{tenant}/{id}/", func(_ http.ResponseWriter, r *http.Request) {
-		before = r
-		header := r.Header
-		match := httplock.Match{
-			Pattern: "/orders/:id/:item",
-			Params: func(yield func(string, string) bool) {
-				_ = yield("id", "42") && yield("item", "7")
-			},
-			Framework: "f",
-		}
-		key, err := match.Key(func(r *http.Request) (string, error) {
-			seen = r
-			assert.Equal(t, "/orders/:id/:item", r.Pattern)
-			assert.Equal(t, "f", httplock.FrameworkFrom(r.Context()))
-			body, err := io.ReadAll(r.Body)
-			assert.NoError(t, err)
-			assert.Equal(t, "body", string(body))
-			r.Body, r.ContentLength = io.NopCloser(strings.NewReader("another")), 7
-			return strings.Join([]string{r.PathValue("tenant"), r.PathValue("id"), r.PathValue("item")}, "/"), nil
-		}, r)
-		assert.NoError(t, err)
-		assert.Equal(t, "acme/42/7", key)
-		assert.Equal(t, "1", r.PathValue("id"), "the router's own value")
-		assert.Empty(t, r.PathValue("item"))
-		assert.Equal(t, "POST /{tenant}/{id}/", r.Pattern)
-		assert.Nil(t, httplock.FrameworkFrom(r.Context()))
-		assert.Equal(t, header, r.Header)
-		body, err := io.ReadAll(r.Body)
-		assert.NoError(t, err)
-		assert.Equal(t, "another", string(body), "the body that the key function left")
-		assert.EqualValues(t, 7, r.ContentLength)
-	})
-	testbed.Do(mux, testbed.Request(t, http.MethodPost, "/acme/1/2", "body"))
-	require.NotSame(t, before, seen)
 }
 
 func TestKey_FunctionMayKeepItsRequest(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -147,22 +146,6 @@ func TestFromConfig_TellsTheKeyWhatTheHandlerIsTold(t *testing.T) {
 type routesFunc func(method, pattern string) (httplock.Route, bool)
 
 func (f routesFunc) Route(method, pattern string) (httplock.Route, bool) { return f(method, pattern) }
-
-func TestFromConfig_FollowsTheRoutes(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.HoldKey(t, "k:42")
-	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
-	var on atomic.Bool
-	h := httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) {
-		return httplock.Route{Middleware: m, Key: httplock.Param("k:", "id")}, on.Load()
-	}))
-	mux := http.NewServeMux()
-	mux.HandleFunc("/orders/{id}", ok)
-	require.Equal(t, "ok", testbed.Call(t, h(mux), http.MethodPost, "/orders/42", "").Body)
-	on.Store(true)
-	require.Equal(t, http.StatusConflict, testbed.Call(t, h(mux), http.MethodPost, "/orders/42", "").Status)
-	require.Equal(t, "ok", testbed.Call(t, h(mux), http.MethodGet, "/orders/42", "").Body)
-}
 
 func TestFromConfig_FailsClosed(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
