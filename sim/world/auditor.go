@@ -21,10 +21,12 @@ type stay struct {
 	fence  int64
 	began  time.Time
 	left   bool
-	ended  time.Time // when it left
-	again  bool      // others of its process worked under the same lease before
-	forced bool      // its lease was taken away: it is told soon
-	bound  bool      // its lease may end at a time of its own
+	ended  time.Time     // when it left
+	again  bool          // others of its process worked under the same lease before
+	forced bool          // its lease was taken away: it is told soon
+	most   time.Duration // for how long it may have its lease; 0: for as long as it likes
+	least  time.Duration // for how long nobody else has the key, since the lease was granted
+	ofSet  bool          // its lease may end because that of another key was taken away
 }
 
 // under is a stay under an exclusive lease.
@@ -93,6 +95,9 @@ func (a *auditor) enter(key string, s *stay) {
 	if last := a.fences[key]; s.mode == core.ModeExclusive && s.fence < last && !a.excused(s) && !a.w.on("clock-back") {
 		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
 	}
+	if last := a.last[key]; last != nil && (s.mode == core.ModeExclusive || last.mode == core.ModeExclusive) && s.fence > last.fence && s.fence-last.fence < last.least.Microseconds() && !a.excused(last) && !a.excused(s) && !a.w.on("clock-back") {
+		a.w.violation(s.who, "%s: it is granted %s after %s, which has it for at least %s", key, time.Duration(s.fence-last.fence)*time.Microsecond, last.who, last.least)
+	}
 	this := grant{key, s.fence}
 	if other := a.grants[this]; other != nil && (!s.again || other.p != s.p) && !a.w.on("clock-back") {
 		a.w.violation(s.who, "%s: fence %d, which %s was given", key, s.fence, other.who)
@@ -104,8 +109,11 @@ func (a *auditor) enter(key string, s *stay) {
 
 // leave records that a holder is done.
 func (a *auditor) leave(key string, s *stay) {
-	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && !s.forced && !s.bound && a.w.quiet(s.began) {
+	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && !s.forced && !s.ofSet && s.most == 0 && a.w.quiet(s.began) {
 		a.w.violation(s.who, "%s: its lease is lost, and nothing failed", key)
+	}
+	if held := time.Since(s.began); s.most > 0 && held > s.most+10*time.Millisecond && s.alive() {
+		a.w.violation(s.who, "%s: it still has its lease after %s, of at most %s", key, held, s.most)
 	}
 	s.left, s.ended = true, time.Now()
 	a.w.emit(s.who, "leaves", key)
@@ -151,12 +159,11 @@ func (a *auditor) mayBeGone(s *stay) bool {
 	return s.fence < a.w.lost || s.began.Before(a.w.lostAt) && !s.began.IsZero()
 }
 
-// force records that a lease was taken away. Its holder is told at its next renewal, or learns it from its own clock.
-func (a *auditor) force(key string, s *stay) {
-	s.forced = true
+// taken records that a lease was taken away. Its holder is told at its next renewal, or learns it from its own clock.
+func (a *auditor) taken(key string, s *stay) {
 	as(0, func() {
 		time.AfterFunc(2*s.p.ttl, func() {
-			if s.forced && s.alive() && !s.p.stopped && !s.p.dead {
+			if s.alive() && !s.p.stopped && !s.p.dead {
 				a.w.violation(s.who, "%s: it was taken away, and it was not told", key)
 			}
 		})

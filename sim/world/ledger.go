@@ -16,7 +16,7 @@ import (
 
 // message is a piece of work, as whoever stores it and whoever runs it see it.
 type message struct {
-	id, ticket    string // ticket: what the queue called a parked call
+	id, ticket    string // ticket: what the queue called it
 	kind, key     string
 	principal     string
 	payload       []byte
@@ -39,6 +39,9 @@ type message struct {
 	running              []*stay           // its attempts
 	entry                *delayqueue.Entry // what the queue said of it in the end
 }
+
+// named reports whether the queue gives it its id.
+func (m *message) named() bool { return m.kind == "park" || m.kind == "nameless" }
 
 // name is what the queue knows it by.
 func (m *message) name() string {
@@ -84,11 +87,11 @@ func (l *ledger) any(r chance) *message {
 func (l *ledger) of(dm delayqueue.Message) *message {
 	id, _, _ := strings.Cut(string(dm.Payload), " ")
 	m := l.byID[id]
-	if m == nil || !bytes.Equal(dm.Payload, m.payload) || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || m.kind != "park" && dm.ID != m.id {
+	if m == nil || !bytes.Equal(dm.Payload, m.payload) || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || !m.named() && dm.ID != m.id {
 		l.w.violation("-", "a handler was given %s (%.20q, key %q), which nobody stored", dm.ID, dm.Payload, dm.Key)
 		return nil
 	}
-	if m.ticket == "" && m.kind == "park" {
+	if m.ticket == "" && m.named() {
 		m.ticket = dm.ID
 	}
 	return m
@@ -178,7 +181,7 @@ func (l *ledger) replaced(m *message) {
 
 // early reports whether a message is started within its quiet period. What it takes the place of may have waited for long enough.
 func (l *ledger) early(m *message) bool {
-	if m.kind != "debounce" || time.Since(m.called) >= quietPeriod {
+	if m.kind != "debounce" || time.Since(m.called) >= quietPeriod-2*time.Millisecond { // Redis's times are in whole ones
 		return false
 	}
 	var started time.Time

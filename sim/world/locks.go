@@ -184,10 +184,11 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	case "counted":
 		s.mode, s.limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
 	case "max-hold":
-		s.bound = true
-		opts = append(opts, core.MaxHold(1500*time.Millisecond))
+		s.most = 1500 * time.Millisecond
+		opts = append(opts, core.MaxHold(s.most))
 	case "min-hold":
-		opts = append(opts, core.MinHold(700*time.Millisecond))
+		s.least = 700 * time.Millisecond
+		opts = append(opts, core.MinHold(s.least))
 	}
 	p.told.calling()
 	served := l.auditor.waits(ctx, key, who)
@@ -267,7 +268,7 @@ func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) e
 	var stays []*stay
 	for _, key := range set.Keys() {
 		s := &stay{p: p, who: who, ctx: set.Context(), mode: core.ModeExclusive, fence: set.Fence(key)}
-		s.bound = slices.Contains(l.calls, "force") // of one of its keys
+		s.ofSet = slices.Contains(l.calls, "force")
 		l.auditor.enter(key, s)
 		stays = append(stays, s)
 	}
@@ -287,10 +288,13 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 			continue
 		}
 		before := s.forced
-		l.auditor.force(key, s)
+		s.forced = true
 		done, err := p.locker.ForceRelease(ctx, key, s.fence)
 		l.w.emit(who, "forced", key, done, err)
-		if err == nil && !done {
+		switch {
+		case err == nil && done:
+			l.auditor.taken(key, s)
+		case err == nil:
 			s.forced = before // it still has it
 		}
 		l.expect(who, "force", err)

@@ -139,7 +139,7 @@ func (e *end) Write(b []byte) (int, error) {
 	}
 	// Timers of one instant run in any order, and a stream keeps its own.
 	now := time.Now()
-	at := now.Add(delay)
+	at := later(now, now.Add(delay).Truncate(e.n.r.step))
 	if !at.After(to.arrives) {
 		at = to.arrives.Add(1)
 	}

@@ -117,7 +117,7 @@ var (
 	queueKeys = []string{"k0", "k1", "k2", "k3"}
 	// queueCalls are what a call can be, each as often as it stands here.
 	queueCalls = []string{
-		"enqueue", "enqueue", "enqueue", "keyless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
+		"enqueue", "enqueue", "enqueue", "keyless", "nameless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
 		"cancel", "status", "wait", "redrive", "pause", "repartition", "burst",
 	}
 	// expected are the errors that the queue's calls may return, beside those of core.
@@ -204,6 +204,8 @@ func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) 
 	m := q.next(kind, key)
 	job := delayqueue.Job{ID: m.id, Key: m.key, Payload: m.payload}
 	switch kind {
+	case "nameless": // the queue gives it an id
+		job.ID = ""
 	case "delayed":
 		m.delay = q.r.between(time.Millisecond, 8*time.Second)
 		job.Delay = m.delay
@@ -228,7 +230,7 @@ func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) 
 		receipt, err := n.queue.Enqueue(ctx, job)
 		q.w.emit(who, "enqueued", m.key, m.id, " ", err)
 		q.stored(m, receipt, err)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, core.ErrUnavailable) || q.r.one(4) {
+		if err == nil || ctx.Err() != nil || kind == "nameless" || !errors.Is(err, core.ErrUnavailable) || q.r.one(4) {
 			return err
 		}
 		time.Sleep(q.r.between(0, 400*time.Millisecond))
@@ -239,7 +241,9 @@ const quietPeriod, longestDelay = time.Second, 5 * time.Second
 
 // stored records what the queue said of a message that was to be stored.
 func (q *queueWorkload) stored(m *message, receipt delayqueue.Receipt, err error) {
-	if err == nil && receipt.ID != m.id {
+	if err == nil && m.kind == "nameless" {
+		m.ticket = receipt.ID
+	} else if err == nil && receipt.ID != m.id {
 		q.w.violation("-", "%s is stored as %s", m.id, receipt.ID)
 	}
 	q.ledger.stored(m, receipt.Stored, err)
@@ -452,7 +456,11 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 	if q.w.calm { // what has piled up is to be through in time
 		return nil
 	}
-	q.stayFor(ctx, pick(q.r, time.Millisecond, 100*time.Millisecond, 900*time.Millisecond))
+	most := pick(q.r, time.Millisecond, 100*time.Millisecond, 900*time.Millisecond)
+	if q.r.one(16) { // longer than its claim
+		most = 10 * time.Second
+	}
+	q.stayFor(ctx, most)
 	if q.w.calm || !q.fails {
 		return nil
 	}

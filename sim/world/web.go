@@ -51,6 +51,7 @@ type payment struct {
 	id, order string
 	runs      int
 	stored    time.Time // when a response was, as far as its process was told
+	done      time.Time // when it last ended with a response
 	repeated  string    // what a repetition was told
 	told      time.Time // when
 }
@@ -109,6 +110,9 @@ func (s *webWorkload) pay(p *process, w http.ResponseWriter, r *http.Request) {
 	if !pay.stored.IsZero() && !s.lost(pay) {
 		s.w.violation(who, "it runs again %s after its response was stored", time.Since(pay.stored))
 	}
+	if !pay.done.IsZero() && s.w.quiet(pay.done) {
+		s.w.violation(who, "it runs again %s after it was done, and nothing failed", time.Since(pay.done))
+	}
 	lease, _ := core.LeaseFrom(r.Context())
 	in := under(p, who, lease)
 	in.again = true
@@ -127,6 +131,9 @@ func (s *webWorkload) pay(p *process, w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusPaymentRequired)
 		fallthrough
 	default:
+		if r.Context().Err() == nil { // else it may be half of one
+			pay.done = time.Now()
+		}
 		fmt.Fprint(w, answer)
 	}
 }
