@@ -10,6 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -65,5 +66,39 @@ func TestClock_SetBackStopsNothing(t *testing.T) {
 		redistest.Eventually(t, func() bool { return len(told.warnings()) > 0 }, "nobody is warned")
 		first := told.warnings()[0]
 		require.Equal(t, delayqueue.Warning{Queue: "q", Kind: delayqueue.WarnClockBack, Detail: first.Detail}, first)
+	}
+}
+
+// The clock of Redis is years away from the client's, either way, and alone decides.
+func TestClock_NoneButThatOfRedisDecidesWhatIsTooOld(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"ahead": 20000 * time.Hour, "behind": -20000 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, err := embedded.Start()
+			require.NoError(t, err)
+			t.Cleanup(server.Close)
+			server.SetTime(time.Now().Add(off))
+			b := &bench{t: t, env: &redistest.Env{Addr: server.Addr(), Prefix: "p"}}
+			b.rdb = redistest.Client(t, &redis.Options{Addr: server.Addr()})
+			b.queue = b.newQueue(b.rdb)
+			b.locker, err = core.New(b.rdb, core.WithPrefix("p"))
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = b.locker.Close() })
+			old := b.enqueue(delayqueue.Job{Key: "k", MaxAge: time.Minute})
+			young := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 3 * time.Minute})
+			later := b.enqueue(delayqueue.Job{Delay: 4 * time.Minute})
+			require.WithinDuration(t, time.Now().Add(off+time.Minute), b.status(old).ExpiresAt, 30*time.Second)
+
+			server.SetTime(time.Now().Add(off + 2*time.Minute)) // the client's stands where it was
+			var r ran
+			b.start(r.handle, delayqueue.WithClaimLease(time.Second)) // so that it looks at the clock often
+			b.reaches(old, delayqueue.StateExpired)
+			b.reaches(young, delayqueue.StateDone)
+			require.Equal(t, delayqueue.StateQueued, b.status(later).State)
+			server.SetTime(time.Now().Add(off + 5*time.Minute))
+			b.reaches(later, delayqueue.StateDone)
+			require.Equal(t, []string{young, later}, r.ids())
+		})
 	}
 }

@@ -59,24 +59,6 @@ func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
 	})
 }
 
-func TestConflict_AReleaseIsNotMissedWhileAMessageGoesBack(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		const rounds = 100
-		ids := []string{}
-		var r ran
-		b.start(r.handle, delayqueue.WithConflictBackoff(time.Hour, time.Hour))
-		for range rounds {
-			// The release falls anywhere between the claim and the requeue.
-			lease := b.hold("k")
-			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
-			require.NoError(t, lease.Release(t.Context()))
-			b.reaches(ids[len(ids)-1], delayqueue.StateDone)
-		}
-		require.Equal(t, ids, r.ids())
-	})
-}
-
 func TestConflict_AHeldKeyHoldsNoOtherKeyUp(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

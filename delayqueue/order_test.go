@@ -11,29 +11,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestOrder_AMessageIsNotRunBeforeItsTime(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		const delay = 200 * time.Millisecond
-		var r ran
-		times := make(chan time.Time, 3)
-		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			times <- time.Now()
-			return r.handle(ctx, m)
-		})
-		// Redis counts from a moment after this one, in whole milliseconds.
-		sent := time.Now().Truncate(time.Millisecond)
-		late := b.enqueue(delayqueue.Job{Key: "k", Delay: delay})
-		after := b.enqueue(delayqueue.Job{Key: "k"})
-		other := b.enqueue(delayqueue.Job{Key: "other"})
-		next(t, times)
-		next(t, times)
-		require.GreaterOrEqual(t, next(t, times).Sub(sent), delay)
-		b.reaches(late, delayqueue.StateDone)
-		require.ElementsMatch(t, []string{after, other}, r.ids()[:2], "until it is due it holds nothing up")
-	})
-}
-
 // A delayed message joins its key's FIFO when it is due: behind what waits there then.
 func TestOrder_ADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
