@@ -269,23 +269,16 @@ func TestOpen_RedrivesWhateverTheBounds(t *testing.T) {
 	})
 }
 
-// stuckNames is a hook that has the list of names not answer.
-type stuckNames struct{ deadHook }
-
-func (*stuckNames) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "zadd" {
+func TestQueues_TheFirstUseWaitsForTheNamesNoLongerThanItsContext(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if cmd.Name() == "zadd" { // the list of names does not answer
 			<-ctx.Done()
 			return ctx.Err()
 		}
 		return next(ctx, cmd)
-	}
-}
-
-func TestQueues_TheFirstUseWaitsForTheNamesNoLongerThanItsContext(t *testing.T) {
-	env := redistest.Embedded(t)
-	rdb := env.Client(t)
-	rdb.AddHook(&stuckNames{})
+	}))
 	q := setup(t, env).newQueue(rdb)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
