@@ -123,28 +123,6 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 	})
 }
 
-// What is counted is no less than what Redis takes.
-func TestQueueBounds_WhatIsCountedIsWhatRedisTakes(t *testing.T) {
-	for _, payload := range []int{0, 500, 2000, 8000} {
-		t.Run(fmt.Sprint(payload, " bytes"), func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, redistest.Real(t), bounded(delayqueue.WithMaxBytes(64<<20), delayqueue.WithMaxBytesPerKey(64<<20))...)
-			for i := range 600 {
-				b.enqueue(delayqueue.Job{Key: fmt.Sprint("order:", i%100), Payload: bytes.Repeat([]byte("x"), payload)})
-			}
-			t.Logf("queued: counted %d, of Redis %d", b.stats().Bytes, b.memory())
-			require.GreaterOrEqual(t, b.stats().Bytes, b.memory())
-			require.LessOrEqual(t, b.stats().Bytes, b.memory()*3, "those of one key share some of it, most on Valkey")
-			b.start(func(ctx context.Context, m delayqueue.Message) error { return delayqueue.SetResult(ctx, m.Payload) })
-			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == 600 }, "all run")
-			t.Logf("done: counted %d, of Redis %d", b.stats().Bytes, b.memory())
-			require.GreaterOrEqual(t, b.stats().Bytes*11/10, b.memory())
-			require.LessOrEqual(t, b.stats().Bytes, b.memory()*8/5)
-			require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val(), "nothing is open")
-		})
-	}
-}
-
 // Counts that were lost, or are junk, begin anew, and are right when the queue was empty.
 func TestQueueBounds_CountsThatWereLostAreMadeAnew(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -50,42 +49,6 @@ func TestRetryLater_SpendsNoAttemptAndWaitsLongerEachTime(t *testing.T) {
 			}
 		}
 		require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
-	})
-}
-
-// The curve is that of the defaults, twenty times as fast: a service that is away for 3 s here
-// is away for 60 s there. TestLaterDelay_ServiceThatIsAwayForAMinute has its figures.
-func TestRetryLater_ServiceThatRestartsMakesNoDeadLetters(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAge(45*time.Second))
-		const messages, keys, away = 100, 25, 3 * time.Second
-		var ids []string
-		for i := range messages {
-			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i%keys)}))
-		}
-		back := time.Now().Add(away)
-		var mu sync.Mutex
-		done, refused := map[string]int{}, 0
-		for range 3 {
-			b.start(func(ctx context.Context, m delayqueue.Message) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if time.Now().Before(back) {
-					refused++
-					return unavailable(ctx, m)
-				}
-				done[m.ID]++
-				return nil
-			}, delayqueue.WithRetryBackoff(50*time.Millisecond, 3*time.Second), delayqueue.WithConflictBackoff(50*time.Millisecond, time.Second))
-		}
-		for _, id := range ids {
-			require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		require.Len(t, done, messages)
-		require.GreaterOrEqual(t, refused, 5*keys, "more often than MaxAttempts")
-		require.Zero(t, b.inState())
 	})
 }
 

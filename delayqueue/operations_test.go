@@ -177,6 +177,9 @@ func TestOperations_InACluster(t *testing.T) {
 	require.NoError(t, b.queue.Resume(ctx))
 	b.reaches("7", delayqueue.StateDone)
 	b.reaches("8", delayqueue.StateDone)
+	for _, key := range []string{"{a}", "b{", "}c{", "{}d"} { // none chooses a slot
+		b.reaches(b.enqueue(delayqueue.Job{Key: key}), delayqueue.StateDone)
+	}
 	require.NoError(t, w.Stop(ctx))
 }
 

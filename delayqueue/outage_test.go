@@ -17,21 +17,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestOutage_AWorkerStartsBeforeItsRedis(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
-	server.Kill()
-	var r ran
-	b.start(r.handle)
-	_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{})
-	require.ErrorIs(t, err, core.ErrUnavailable)
-
-	server.Restart(t)
-	b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
-	require.Len(t, r.ids(), 1)
-}
-
 func TestOutage_AStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -78,30 +63,6 @@ func TestOutage_NothingIsLostWhenRedisRestarts(t *testing.T) {
 		require.Contains(t, r.ids(), id)
 	}
 	require.Zero(t, b.inState())
-}
-
-func TestOutage_AQueueThatRedisForgotIsUsedOn(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		ev := newEvents()
-		started, block := make(chan struct{}), make(chan struct{})
-		b.start(func(_ context.Context, m delayqueue.Message) error {
-			if m.Name == "first" {
-				close(started)
-				<-block
-			}
-			return nil
-		}, delayqueue.WithObserver(ev))
-		b.enqueue(delayqueue.Job{Key: "k", Name: "first"})
-		b.enqueue(delayqueue.Job{Key: "k"})
-		next(t, started)
-		for _, name := range redistest.Keys(t, b.rdb, env.Prefix) {
-			require.NoError(t, b.rdb.Del(t.Context(), name).Err())
-		}
-		close(block)
-		require.Equal(t, delayqueue.OutcomeLate, next(t, ev.settled).Outcome)
-		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
-	})
 }
 
 // The reply of every third run of each script is lost, with go-redis's own retries and without. What is enqueued again
@@ -190,42 +151,6 @@ func loseEveryThird(proxy *redistest.Proxy) (lost func(script string) int) {
 		defer mu.Unlock()
 		return losses[script]
 	}
-}
-
-func TestOutage_AQueueLivesInOneSlotOfACluster(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
-	node := env.Client(t)
-	require.NoError(t, node.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
-	redistest.Eventually(t, func() bool {
-		info, err := node.ClusterInfo(t.Context()).Result()
-		return err == nil && bytes.Contains([]byte(info), []byte("cluster_state:ok"))
-	}, "the cluster does not form")
-	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr}})
-	t.Cleanup(func() { _ = cluster.Close() })
-	locker, err := core.New(cluster, core.WithPrefix("p"))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	b := &bench{t: t, env: env, rdb: node, locker: locker}
-	b.queue = b.newQueue(cluster)
-
-	keys := []string{"{a}", "b{", "}c{", "{}d", ""}
-	ids := []string{}
-	for _, key := range keys {
-		ids = append(ids, b.enqueue(delayqueue.Job{Key: key}), b.enqueue(delayqueue.Job{Key: key}))
-	}
-	slots := map[int64]bool{}
-	for _, name := range redistest.Keys(t, node, "p:queue:{") { // without the names of all queues
-		slots[node.ClusterKeySlot(t.Context(), name).Val()] = true
-	}
-	require.Len(t, slots, 1)
-	var r ran
-	b.start(r.handle)
-	for _, id := range ids {
-		b.reaches(id, delayqueue.StateDone)
-	}
-	require.ElementsMatch(t, ids, r.ids())
 }
 
 // A Redis whose memory is full gets free by the work that is in its queue: that takes locks, though nobody else

@@ -3,7 +3,6 @@ package delayqueue_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,30 +13,6 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-// slowNode is a hook for which the script calls of one partition take long, and fail, as when its node is down.
-type slowNode struct {
-	base  string
-	sick  atomic.Bool
-	delay func()
-}
-
-func (n *slowNode) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (n *slowNode) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if n.sick.Load() && strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[3] == n.base+":m" {
-			n.delay()
-			cmd.SetErr(context.DeadlineExceeded)
-			return context.DeadlineExceeded
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (n *slowNode) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
 
 // inPartition is a name for a key that is in the i-th partition of n.
 func inPartition(t *testing.T, b *bench, i, n int) string {
@@ -62,8 +37,15 @@ func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
 		rdb := env.Client(t)
-		node := &slowNode{base: env.Prefix + ":queue:{q/1.2}", delay: func() { time.Sleep(2 * lease) }}
-		rdb.AddHook(node)
+		var sick atomic.Bool
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if args := cmd.Args(); sick.Load() && redistest.IsScript(cmd) && args[3] == env.Prefix+":queue:{q/1.2}:m" { // as when its node is down
+				time.Sleep(2 * lease)
+				cmd.SetErr(context.DeadlineExceeded)
+				return context.DeadlineExceeded
+			}
+			return next(ctx, cmd)
+		}))
 		started := make(chan struct{}, 2)
 		var runs atomic.Int64
 		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(ctx context.Context, m delayqueue.Message) error {
@@ -86,11 +68,11 @@ func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 		well := b.enqueue(delayqueue.Job{Key: keys[1]})
 		next(t, started)
 		next(t, started)
-		node.sick.Store(true)
+		sick.Store(true)
 		s := b.reaches(well, delayqueue.StateDone)
 		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
 		require.EqualValues(t, 1, runs.Load())
-		node.sick.Store(false)
+		sick.Store(false)
 	})
 }
 
@@ -113,27 +95,5 @@ func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 		redistest.Eventually(t, func() bool { return runs.Load() > 10 }, "the busy one runs")
 		b.reaches(b.enqueue(delayqueue.Job{Key: other}), delayqueue.StateDone)
 		require.NoError(t, w.Stop(t.Context()))
-	})
-}
-
-func TestPartition_APartitionThatIsDownKeepsNoSlots(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
-		other := inPartition(t, b, 2, 2)
-		rdb := env.Client(t)
-		var calls atomic.Int64
-		asked, release := make(chan struct{}), make(chan struct{})
-		node := &slowNode{base: env.Prefix + ":queue:{q/1.2}", delay: func() {
-			if calls.Add(1) == 2 {
-				close(asked)
-				<-release
-			}
-		}}
-		node.sick.Store(true)
-		rdb.AddHook(node)
-		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(context.Context, delayqueue.Message) error { return nil })
-		next(t, asked)
-		defer close(release)
-		b.reaches(b.enqueue(delayqueue.Job{Key: other}), delayqueue.StateDone)
 	})
 }

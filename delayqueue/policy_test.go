@@ -1,41 +1,16 @@
 package delayqueue_test
 
 import (
-	"bytes"
 	"errors"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-func TestPolicy_AConflictingCallIsParkedAndRunLater(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		guard := b.other.Guard(delayqueue.Policy(b.queue))
-		require.NoError(t, guard.Err())
-		lease := b.hold("k")
-
-		err := guard.Do(t.Context(), core.Call{
-			Key: "k", Name: "ship", Encode: func() ([]byte, error) { return []byte("work"), nil },
-		}, mustNotRun)
-		var deferred *core.DeferredError
-		require.ErrorAs(t, err, &deferred)
-		require.Equal(t, "q", deferred.Ticket.Queue)
-
-		var r ran
-		b.start(r.handle)
-		require.NoError(t, lease.Release(t.Context()))
-		b.reaches(deferred.Ticket.ID, delayqueue.StateDone)
-		require.Equal(t, "work", string(r.all()[0].Payload))
-		require.Equal(t, "ship", r.all()[0].Name)
-	})
-}
 
 func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -72,38 +47,6 @@ func TestPolicy_APolicyWithoutAQueueIsAnError(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = locker.Close() }()
 	require.ErrorIs(t, locker.Guard(policy).Err(), core.ErrInvalidOption)
-}
-
-func TestPolicy_AParkedCallWhoseReplyWasLostIsStoredOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		proxy := redistest.NewProxy(t, env.Addr)
-		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1})
-		q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		park := func(payload string) (core.Decision, error) {
-			return delayqueue.Policy(q).OnConflict(t.Context(), core.Conflict{Call: core.Call{
-				Key: "k", Encode: func() ([]byte, error) { return []byte(payload), nil },
-			}})
-		}
-		_, err = park("first") // loads the script
-		require.NoError(t, err)
-		lost := false
-		proxy.LoseReply(func(request []byte) bool {
-			match := !lost && bytes.Contains(request, []byte("second"))
-			lost = lost || match
-			return match
-		})
-		d, err := park("second")
-		require.NoError(t, err)
-		require.True(t, lost)
-		ticket, _ := d.Ticket()
-		status, err := q.Status(t.Context(), ticket.ID)
-		require.NoError(t, err)
-		require.Equal(t, delayqueue.StateQueued, status.State)
-		stats, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, 2, stats.Queued)
-	})
 }
 
 func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {

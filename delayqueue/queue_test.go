@@ -108,18 +108,6 @@ func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
 	require.Equal(t, int64(delayqueue.DefaultClusterDepth), stored(&redistest.Env{Real: true, Prefix: "p"}, cluster.Client(t)))
 }
 
-func TestQueue_MessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1))
-		old := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 20 * time.Millisecond})
-		redistest.Eventually(t, func() bool {
-			_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-			return err == nil
-		}, "the key stays full")
-		require.Equal(t, delayqueue.StateExpired, b.status(old).State)
-	})
-}
-
 func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {
 	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	q, err := delayqueue.New(nowhere, "q", delayqueue.WithMaxPayload(10))
@@ -137,6 +125,7 @@ func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {
 		"negative delay":            {delayqueue.Job{Delay: -1}, delayqueue.ErrInvalidJob},
 		"negative age":              {delayqueue.Job{MaxAge: -1}, delayqueue.ErrInvalidJob},
 		"too old before it is due":  {delayqueue.Job{Delay: time.Minute, MaxAge: time.Minute}, delayqueue.ErrInvalidJob},
+		"too old in whole ms":       {delayqueue.Job{Delay: 1200 * time.Microsecond, MaxAge: 1900 * time.Microsecond}, delayqueue.ErrInvalidJob},
 		"too old, by queue's age":   {delayqueue.Job{Delay: time.Hour}, delayqueue.ErrInvalidJob},
 		"too old, by any age":       {delayqueue.Job{Delay: math.MaxInt64}, delayqueue.ErrInvalidJob},
 		"good, but redis is away":   {delayqueue.Job{Payload: make([]byte, 10)}, core.ErrUnavailable},

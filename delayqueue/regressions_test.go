@@ -207,33 +207,19 @@ func TestRegression_AHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T)
 	})
 }
 
-// downNode fails what one partition is asked in a pipeline, as a ClusterClient does
-// whose one node is down: the other commands are answered.
-type downNode string
-
-func (n downNode) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (n downNode) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (n downNode) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		err := next(ctx, cmds)
-		for _, cmd := range cmds {
-			if len(cmd.Args()) > 1 && strings.HasPrefix(fmt.Sprint(cmd.Args()[1]), string(n)) {
-				err = context.DeadlineExceeded
-				cmd.SetErr(err)
-			}
-		}
-		return err
-	}
-}
-
 func TestRegression_AMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		for down := 1; down <= 2; down++ {
 			id := b.enqueue(delayqueue.Job{Key: inPartition(t, b, 3-down, 2)})
 			rdb := env.Client(t)
-			rdb.AddHook(downNode(fmt.Sprintf("%s:queue:{q/%d.2}", env.Prefix, down)))
+			rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				if args := cmd.Args(); len(args) > 1 && strings.HasPrefix(fmt.Sprint(args[1]), fmt.Sprintf("%s:queue:{q/%d.2}", env.Prefix, down)) {
+					cmd.SetErr(context.DeadlineExceeded)
+					return context.DeadlineExceeded
+				}
+				return next(ctx, cmd)
+			}))
 			_, err := b.newQueue(rdb, delayqueue.WithPartitions(2)).Status(t.Context(), id)
 			require.NoError(t, err, "partition %d is down", down)
 		}

@@ -171,49 +171,20 @@ func TestRetry_AnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
 	})
 }
 
-func TestRetry_AMessageThatIsTooOldNeverRuns(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		ev := newEvents()
-		var r ran
-		// One waits for its key, one behind it, one for its time.
-		lease := b.hold("k")
-		old := []string{
-			b.enqueue(delayqueue.Job{Key: "k", MaxAge: 100 * time.Millisecond}),
-			b.enqueue(delayqueue.Job{Key: "k", MaxAge: 50 * time.Millisecond}),
-			b.enqueue(delayqueue.Job{MaxAge: 50 * time.Millisecond, Delay: 40 * time.Millisecond}),
-		}
-		young := b.enqueue(delayqueue.Job{Key: "k"})
-		redistest.Eventually(t, func() bool {
-			now, err := b.rdb.Time(t.Context()).Result()
-			return err == nil && now.After(b.status(old[0]).ExpiresAt)
-		}, "time does not pass")
-		require.NoError(t, lease.Release(t.Context()))
-		b.start(r.handle, delayqueue.WithObserver(ev))
-		b.reaches(young, delayqueue.StateDone)
-		for _, id := range old {
-			s := b.reaches(id, delayqueue.StateExpired)
-			require.Zero(t, s.Attempts)
-			require.False(t, b.rdb.HExists(t.Context(), b.key("m"), id).Val())
-		}
-		require.Equal(t, []string{young}, r.ids())
-		for expired := int64(0); expired < 3; { // the one behind, when it is the head
-			expired += next(t, ev.reaped).Expired
-		}
-	})
-}
-
 func TestRetry_AMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold("k")
+		ev := newEvents()
 		var r ran
-		b.start(r.handle)
+		b.start(r.handle, delayqueue.WithObserver(ev))
 		id := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 100 * time.Millisecond})
 		s := b.reaches(id, delayqueue.StateExpired)
 		require.Zero(t, s.Attempts)
 		require.Empty(t, r.ids())
 		redistest.Eventually(t, func() bool { return b.rdb.ZCard(t.Context(), b.key("f")).Val() == 0 }, "it keeps its place")
+		require.False(t, b.rdb.HExists(t.Context(), b.key("m"), id).Val())
+		redistest.Eventually(t, func() bool { return next(t, ev.reaped).Expired == 1 }, "it is told")
 	})
 }
 

@@ -117,35 +117,6 @@ func TestReceipts_AreBounded(t *testing.T) {
 	})
 }
 
-func TestScripts_ASettlementThatIsSentAgainCountsOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		for kind, want := range map[Outcome]Status{
-			OutcomeDone:     {State: StateDone, Attempts: 1},
-			OutcomeDead:     {State: StateDead, Attempts: 1, Losses: 1, Cause: "why"},
-			OutcomeRetry:    {State: StateQueued, Attempts: 1, Losses: 1, Cause: "why"},
-			OutcomeConflict: {State: StateQueued, Conflicts: 1},
-			OutcomeReturned: {State: StateQueued},
-		} {
-			id := string(kind)
-			enqueueTest(t, q, id, "key of "+id)
-			claims := claimTest(t, q, "token-of-"+id, 1)
-			require.Len(t, claims, 1)
-			v := outcome{kind: kind, delay: time.Minute, lost: want.Losses > 0}
-			if want.Cause != "" {
-				v.err = errors.New(want.Cause)
-			}
-			for range 3 {
-				require.True(t, settleTest(t, claims[0], v))
-			}
-			s, err := q.Status(t.Context(), id)
-			require.NoError(t, err)
-			want.ID, want.Key, want.EnqueuedAt, want.ExpiresAt = id, s.Key, s.EnqueuedAt, s.ExpiresAt
-			require.Equal(t, want, s)
-		}
-	})
-}
-
 func TestScripts_AClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
@@ -366,18 +337,6 @@ func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		require.Equal(t, StateExpired, s.State)
 		require.Equal(t, "why", s.Cause)
 		require.Equal(t, "behind", claimTest(t, q, "2", 1)[0].message.ID)
-	})
-}
-
-func TestScripts_TheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		enqueueTest(t, q, "id", "k")
-		require.NoError(t, ageRecord(q, "id"))
-		require.Empty(t, claimTest(t, q, "token", 1))
-		s, err := q.Status(t.Context(), "id")
-		require.NoError(t, err)
-		require.Equal(t, StateExpired, s.State)
 	})
 }
 

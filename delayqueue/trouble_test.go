@@ -363,31 +363,6 @@ func TestStop_GivesBackWhatALostClaimTook(t *testing.T) {
 	})
 }
 
-// A damaged due time delays its message, and no other.
-func TestWorker_AMessageWhoseDueScoreIsDamagedHoldsUpNoOther(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		late := []string{b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: "k"})}
-		for i, key := range []string{"", "k"} {
-			require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("z"), redisZ(1e18, late[i]+" "+key)).Err())
-		}
-		ids := []string{b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: "other"})}
-		b.start((&ran{}).handle)
-		for _, id := range ids {
-			b.reaches(id, delayqueue.StateDone)
-		}
-	})
-}
-
-// A delay that is shorter than the max age, as Enqueue asks for, lets the job run.
-func TestWorker_AJobThatMayStartForAMillisecondIsNotRefusedItsStart(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Delay: 1200 * time.Microsecond, MaxAge: 1900 * time.Microsecond})
-		require.ErrorIs(t, err, delayqueue.ErrInvalidJob, "it is due when it is too old: it can never run")
-	})
-}
-
 // A key that is released has its head run at once, also while thousands of others have just lost their last message.
 func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 	t.Parallel()

@@ -86,32 +86,6 @@ func TestWorker_ATurnEndsForOtherKeys(t *testing.T) {
 	})
 }
 
-func TestWorker_AFailureEndsATurnAndKeepsThePlace(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		for i := range 6 {
-			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"})
-		}
-		r := &ran{}
-		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			_ = r.handle(ctx, m)
-			switch {
-			case m.ID == "1" && m.Attempt == 1:
-				return errors.New("not yet")
-			case m.ID == "2" && m.Attempt == 1:
-				panic("not yet")
-			case m.ID == "3":
-				return delayqueue.SkipRetry(errors.New("never"))
-			}
-			return nil
-		})
-		b.reaches("5", delayqueue.StateDone)
-		require.Equal(t, []string{"0", "1", "1", "2", "2", "3", "4", "5"}, r.ids())
-		require.Equal(t, delayqueue.StateDead, b.status("3").State)
-		require.NoError(t, b.hold("k").Release(t.Context()))
-	})
-}
-
 func TestWorker_AFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -205,59 +179,6 @@ func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
 	})
 }
 
-func TestWait_TellsTheEnd(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		id := b.enqueue(delayqueue.Job{Delay: 30 * time.Millisecond})
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		defer cancel()
-		_, err := b.queue.Wait(ctx, id)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		b.start((&ran{}).handle)
-		s, err := b.queue.Wait(t.Context(), id)
-		require.NoError(t, err)
-		require.Equal(t, delayqueue.StateDone, s.State)
-		_, err = b.queue.Wait(t.Context(), "unknown")
-		require.ErrorIs(t, err, delayqueue.ErrNotFound)
-	})
-}
-
-func TestPartition_AllShareTheWorkAndKeepKeysTogether(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(5))
-		r := &ran{}
-		const n = 100
-		for i := range n {
-			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: fmt.Sprint("key", i%10)})
-		}
-		used := map[string]bool{}
-		for _, name := range redistest.Keys(t, b.rdb, env.Prefix) {
-			if i := len(env.Prefix + ":queue:{"); len(name) > i+5 {
-				used[name[i:i+5]] = true
-			}
-		}
-		require.Greater(t, len(used), 2)
-		b.start(r.handle)
-		b.start(r.handle)
-		for i := range n {
-			b.reaches(fmt.Sprint(i), delayqueue.StateDone)
-		}
-		last := map[string]int{}
-		for _, m := range r.all() {
-			var i int
-			_, err := fmt.Sscan(m.ID, &i)
-			require.NoError(t, err)
-			require.GreaterOrEqual(t, i, last[m.Key], "of key %s", m.Key)
-			last[m.Key] = i
-		}
-		require.Len(t, r.ids(), n)
-		again, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "7", Key: "key7"})
-		require.NoError(t, err)
-		require.Equal(t, "7", again.ID)
-		require.Equal(t, delayqueue.StateDone, b.status("7").State, "the same id is the same message")
-	})
-}
-
 func TestResult_IsKeptWithItsMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		keys := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("0123456789abcdef0123456789abcdef")}}
@@ -266,7 +187,7 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 				env := *env
 				env.Prefix += name
 				b := setup(t, &env, append(opts, delayqueue.WithMaxResult(10))...)
-				id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
+				id := b.enqueue(delayqueue.Job{Key: "k", Name: "n", Principal: "me", Payload: []byte("secret")}) // all of it seals the result
 				_, err := b.queue.Result(t.Context(), id)
 				require.ErrorIs(t, err, delayqueue.ErrNotFound)
 				b.start(func(ctx context.Context, m delayqueue.Message) error {
