@@ -139,25 +139,7 @@ func TestBatch_MutantsAreCaught(t *testing.T) {
 }
 
 // The script looks up all ids before it stores the first, so two of one id are stored by a call each.
-func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		queues := []*Queue{testQueue(t, env), testQueue(t, env)}
-		const ids, callers = 10, 32
-		var stored atomic.Int64
-		var calls sync.WaitGroup
-		for i := range ids * callers {
-			calls.Go(func() {
-				r, err := queues[i%2].Enqueue(t.Context(), Job{ID: fmt.Sprint(i % ids), Key: "k"})
-				if err == nil && r.Stored {
-					stored.Add(1)
-				}
-			})
-		}
-		calls.Wait()
-		require.EqualValues(t, ids, stored.Load())
-		p := queues[0].partitions[0]
-		require.EqualValues(t, ids, p.queue.rdb.ZCard(t.Context(), p.keys[keyFIFOs]).Val())
-	})
+func TestDistinct_OneIDOnceInACall(t *testing.T) {
 	batch := func(ids string) (all []*enqueueing) {
 		for id := range strings.SplitSeq(ids, "") {
 			all = append(all, enqueueingOf(t.Context(), Job{ID: id}, maxInline))

@@ -55,35 +55,26 @@ func (b *bench) history(ids []string) map[string]delayqueue.Status {
 	return all
 }
 
-// A burst of 200 saves parks one, with a worker and without, and the newest runs.
+// A burst of 200 saves parks one, and the newest runs.
 func TestCoalesce_ABurstParksOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		for _, works := range []bool{false, true} {
-			own := *env
-			own.Prefix = fmt.Sprint(env.Prefix, works)
-			b := setup(t, &own)
-			guard := b.other.Guard(delayqueue.Coalesce(b.queue))
-			require.NoError(t, guard.Err())
-			lease := b.hold("doc")
-			var r ran
-			if works {
-				b.start(r.handle)
-			}
-			ids := burst(t, guard, 200, "doc")
-			last := park(t, guard, save("doc", "u", 200))
-			redistest.Eventually(t, func() bool { return b.inState() == [3]int64{1, 0, 0} }, "one is parked")
-			if !works {
-				b.start(r.handle)
-			}
-			require.NoError(t, lease.Release(t.Context()))
-			b.reaches(last, delayqueue.StateDone)
-			require.Equal(t, []string{last}, r.ids(), "nothing else ran")
-			require.Equal(t, "200", string(r.all()[0].Payload))
-			b.requireChains(append(ids, last), r.all())
-			s := b.stats()
-			require.EqualValues(t, 200, s.Totals.Superseded)
-			require.EqualValues(t, 1, s.Totals.Done)
-		}
+		b := setup(t, env)
+		guard := b.other.Guard(delayqueue.Coalesce(b.queue))
+		require.NoError(t, guard.Err())
+		lease := b.hold("doc")
+		ids := burst(t, guard, 200, "doc")
+		last := park(t, guard, save("doc", "u", 200))
+		require.Equal(t, [3]int64{1, 0, 0}, b.inState(), "one is parked")
+		var r ran
+		b.start(r.handle)
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(last, delayqueue.StateDone)
+		require.Equal(t, []string{last}, r.ids(), "nothing else ran")
+		require.Equal(t, "200", string(r.all()[0].Payload))
+		b.requireChains(append(ids, last), r.all())
+		s := b.stats()
+		require.EqualValues(t, 200, s.Totals.Superseded)
+		require.EqualValues(t, 1, s.Totals.Done)
 	})
 }
 

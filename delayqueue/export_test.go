@@ -60,12 +60,6 @@ func (q *Queue) EditRecord(key, id string, edit func(string) string) error {
 
 func scored(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }
 
-// SameKind tells whether two queues were made with the same options.
-func (q *Queue) SameKind(other *Queue) bool {
-	return q.split == other.split && (q.sealer == nil) == (other.sealer == nil) &&
-		q.maxAttempts == other.maxAttempts && q.maxDepth == other.maxDepth
-}
-
 // ClaimAndDie claims all that is due as a worker that dies at once.
 func (q *Queue) ClaimAndDie(lease time.Duration) error {
 	for _, p := range q.partitions {

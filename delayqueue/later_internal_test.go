@@ -11,7 +11,7 @@ import (
 // The defaults: 1, 2, 4, 8, 16 and then every 30 s, each up to a fifth shorter.
 func TestLaterDelay_ServiceThatIsAwayForAMinute(t *testing.T) {
 	const away, age = time.Minute, 15 * time.Minute
-	for range 10_000 {
+	for range 1_000 {
 		now, tries := time.Duration(0), 0
 		for now < away {
 			tries++
@@ -27,7 +27,7 @@ func TestLaterDelay_ServiceThatIsAwayForAMinute(t *testing.T) {
 }
 
 func TestLaterDelay_TriesUntilTheAgeEnds(t *testing.T) {
-	for range 2_000 {
+	for range 200 {
 		age := time.Duration(rand.N(int64(10 * time.Minute)))
 		left, tries := age, 0
 		for {

@@ -159,7 +159,7 @@ func TestCount_IsBoundedAndPaced(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Prefix: "t"}, delayqueue.WithMaxDepth(200_000), delayqueue.WithMaxDepthPerKey(200_000))
-	b.queue.SetCountMost(5000)
+	b.queue.SetCountMost(2000)
 	fill := func(n int) {
 		var wg sync.WaitGroup
 		for range 64 {
@@ -172,19 +172,19 @@ func TestCount_IsBoundedAndPaced(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	fill(4992)
+	fill(1984)
 	began, before := time.Now(), commandsOf(t, b.rdb)
 	n, exact, err := b.queue.Count(t.Context(), delayqueue.StateQueued, delayqueue.Filter{})
 	require.NoError(t, err)
-	require.EqualValues(t, 4992, n)
+	require.EqualValues(t, 1984, n)
 	require.True(t, exact)
 	took := time.Since(began)
-	t.Logf("4,992 counted in %s with %d commands", took, commandsOf(t, b.rdb)-before)
+	t.Logf("1,984 counted in %s with %d commands", took, commandsOf(t, b.rdb)-before)
 	fill(640)
 	n, exact, err = b.queue.Count(t.Context(), delayqueue.StateQueued, delayqueue.Filter{Key: "k"})
 	require.NoError(t, err)
 	require.False(t, exact)
-	require.InDelta(t, 5250, n, 250)
+	require.InDelta(t, 2250, n, 250)
 }
 
 // The line of a key goes on through partitions that are emptied, and so does who waits for its messages.

@@ -16,7 +16,7 @@ import (
 
 // What docs/operations.md says of the memory that messages take.
 func TestQueue_MemoryOfAMessage(t *testing.T) {
-	const messages, done = 1000, 150                                           // bytes of each
+	const messages, done = 500, 150                                            // bytes of each
 	for payload, queued := range map[int]int{64: 400, 1024: 400, 16384: 450} { // beside a payload; a long one has a key of its own
 		t.Run(fmt.Sprint(payload, " bytes"), func(t *testing.T) {
 			t.Parallel()

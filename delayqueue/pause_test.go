@@ -93,7 +93,7 @@ func TestPause_OnAFullRedis(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t, "--maxmemory-policy", "noeviction")
-			b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"}, delayqueue.WithPartitions(128))
+			b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"}, delayqueue.WithPartitions(16))
 			ctx := t.Context()
 			ids := make([]string, 300)
 			for i := range ids {

@@ -38,7 +38,6 @@ type parkedLoad struct {
 func TestReshard_LosesNoLock(t *testing.T) {
 	for name, load := range map[string]parkedLoad{
 		"few large":          {messages: 64, payload: 64 << 10},
-		"many small":         {messages: 2048, payload: 256},
 		"several partitions": {messages: 600, payload: 256, partitions: 3},
 	} {
 		load.most, load.ttl, load.pause = 1<<22, time.Second, 10*time.Millisecond
