@@ -234,7 +234,6 @@ func TestObserver_AMessage(t *testing.T) {
 	})
 }
 
-// A policy that parks while nobody works is warned of once, and told when that is over.
 // lastClaimIsLongAgo makes the last claim so old that there seems to be no worker.
 func (b *bench) lastClaimIsLongAgo() {
 	b.t.Helper()
@@ -245,69 +244,28 @@ func (b *bench) lastClaimIsLongAgo() {
 	}
 }
 
-func TestWarning_NobodyHasClaimed(t *testing.T) {
-	eachKind(t, func(t *testing.T, b *bench) {
-		seen := &watch{}
-		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
-		guard := b.locker.Guard(delayqueue.Policy(q))
-		b.hold("k")
-		park := func() {
-			var wg sync.WaitGroup
-			for range callsEach {
-				wg.Go(func() {
-					_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
-				})
-			}
-			wg.Wait()
-		}
-		park()
-		require.Empty(t, seen.warnings(), "nobody need have claimed yet")
-		b.lastClaimIsLongAgo()
-		_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		require.NoError(t, err)
-		require.Empty(t, seen.warnings(), "nothing was parked")
-		for range 3 {
-			park()
-		}
-		require.Len(t, seen.warnings(), 1)
-		w := seen.warnings()[0]
-		require.Equal(t, delayqueue.Warning{Queue: "q", Kind: delayqueue.WarnNoWorker, Detail: w.Detail}, w)
-		require.Contains(t, w.Detail, "no worker has claimed for 3")
-		b.startOn(q, (&ran{}).handle)
-		redistest.Eventually(t, func() bool { // more that are parked meanwhile would fill the key's FIFO
-			s, err := q.Stats(t.Context())
-			return err == nil && s.SinceLastClaim < 30*time.Second
-		}, "a worker has claimed")
-		park()
-		require.Len(t, seen.warnings(), 2)
-		require.True(t, seen.warnings()[1].Resolved)
-		for range 3 {
-			park()
-		}
-		require.Len(t, seen.warnings(), 2)
-	})
-}
-
 func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
 	log := testbed.CaptureLog(t)
 	b := setup(t, redistest.Embedded(t))
-	guard := b.locker.Guard(delayqueue.Policy(b.newQueue(b.rdb, b.opts...)))
+	guard := b.locker.Guard(delayqueue.Policy(b.queue))
 	b.hold("k")
 	park := func() {
 		_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
 	}
 	park()
 	b.lastClaimIsLongAgo()
+	b.enqueue(delayqueue.Job{Key: "k"})
+	require.NotContains(t, log.String(), "kind=no_worker", "nothing was parked")
 	park()
 	park()
 	require.Equal(t, 1, strings.Count(log.String(), "kind=no_worker"), log.String())
 	require.Regexp(t, "no worker has claimed for 3.s: start one with this queue's name and prefix", log.String())
 }
 
-// Nobody need park anything later to be told.
+// A policy that parks while nobody works is warned of once, and told when that is over. Nobody need park anything later to be told.
 func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := setup(t, env, delayqueue.WithPartitions(3))
 		seen := &watch{}
 		rdb := env.Client(t)
 		var away atomic.Bool
@@ -400,31 +358,25 @@ func TestWarning_IsNotLookedForOnceTheClientIsClosed(t *testing.T) {
 // A worker with nothing to do, and one that is busy with one message, claim often enough.
 func TestWarning_AWorkerThatLives(t *testing.T) {
 	t.Parallel()
-	env := redistest.Real(t)
-	b := setup(t, env)
-	busy, err := delayqueue.New(b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	block := make(chan struct{})
-	defer close(block)
-	b.start((&ran{}).handle)
-	b.startOn(busy, func(context.Context, delayqueue.Message) error { <-block; return nil }, delayqueue.WithConcurrency(1))
-	_, err = busy.Enqueue(t.Context(), delayqueue.Job{})
-	require.NoError(t, err)
-	claimed := func(queue string) time.Time {
-		ms, _ := b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64()
-		return time.UnixMilli(ms)
-	}
-	for _, queue := range []string{"q", "busy"} {
-		redistest.Eventually(t, func() bool { return claimed(queue).UnixMilli() > 0 }, "a first claim")
-	}
-	for end := time.Now().Add(16 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-		for _, queue := range []string{"q", "busy"} {
-			require.Less(t, b.now().Sub(claimed(queue)), 20*time.Second, queue) // a warning comes at 30
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		busy, err := delayqueue.New(b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		block := make(chan struct{})
+		defer close(block)
+		b.start((&ran{}).handle)
+		b.startOn(busy, func(context.Context, delayqueue.Message) error { <-block; return nil }, delayqueue.WithConcurrency(1))
+		_, err = busy.Enqueue(t.Context(), delayqueue.Job{})
+		require.NoError(t, err)
+		for range 60 {
+			time.Sleep(time.Second)
+			for _, queue := range []string{"q", "busy"} {
+				claimed, err := b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64()
+				require.NoError(t, err)
+				require.Less(t, b.now().Sub(time.UnixMilli(claimed)), 15*time.Second, queue) // a warning comes at 30
+			}
 		}
-	}
-	for _, queue := range []string{"q", "busy"} {
-		require.Less(t, b.now().Sub(claimed(queue)), 15*time.Second, queue)
-	}
+	})
 }
 
 // Lag counts from when a message could have run: the next of a key from its predecessor's end.

@@ -151,7 +151,9 @@ func TestList_EntriesTellWhatIsKnown(t *testing.T) {
 		_, err = b.queue.Payload(ctx, "done")
 		require.ErrorIs(t, err, delayqueue.ErrNotFound)
 		require.ErrorContains(t, err, "done")
-		for _, id := range []string{"", "unknown", "a b"} {
+		for _, id := range []string{"", "unknown", "a b", strings.Repeat("x", 1000)} {
+			_, err = b.queue.Status(ctx, id)
+			require.ErrorIs(t, err, delayqueue.ErrNotFound)
 			_, err = b.queue.Payload(ctx, id)
 			require.ErrorIs(t, err, delayqueue.ErrNotFound)
 			_, err = b.queue.Peek(ctx, id)

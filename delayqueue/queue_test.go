@@ -235,16 +235,6 @@ func TestQueue_TheCallersOwnContextIsReportedAsSuch(t *testing.T) {
 	})
 }
 
-func TestQueue_UnknownIDsAreNotFound(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		for _, id := range []string{"", "unknown", "a b", strings.Repeat("x", 1000)} {
-			_, err := b.queue.Status(t.Context(), id)
-			require.ErrorIs(t, err, delayqueue.ErrNotFound, "id %q", id)
-		}
-	})
-}
-
 func TestQueue_EverythingInRedisHasATTL(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

@@ -74,20 +74,6 @@ func TestRegression_APayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
 	})
 }
 
-// The claim that is sent again brings what it took for more slots than there are now.
-func TestRegression_AWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b, seen := setup(t, env, delayqueue.WithPartitions(2)), newEvents()
-		o := b.claimsTooMany(4, (&ran{}).handle, delayqueue.WithObserver(seen))
-		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeReturned }, "there was a slot for each")
-		close(o.release)
-		for _, id := range append(o.late, o.others...) {
-			b.reaches(id, delayqueue.StateDone)
-		}
-		require.False(t, o.tooMany.Load())
-	})
-}
-
 func TestRegression_APrefixWithASlashStillWakesWorkers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		env.Prefix += "/team"

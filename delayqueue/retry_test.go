@@ -88,8 +88,13 @@ type exits struct{}
 
 func (exits) Error() string { runtime.Goexit(); return "" }
 
+// picky is an error whose text cannot be had if it is nil.
+type picky struct{ why string }
+
+func (p *picky) Error() string { return p.why }
+
 // An error may do what it likes when it is looked at: its attempt failed, its key is free, and the Worker goes on.
-func TestRetry_AnErrorThatEndsItsGoroutineIsAFailedAttempt(t *testing.T) {
+func TestRetry_AnErrorThatCannotBeReadIsAFailedAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(2))
 		b.start(func(_ context.Context, m delayqueue.Message) error {
@@ -98,20 +103,23 @@ func TestRetry_AnErrorThatEndsItsGoroutineIsAFailedAttempt(t *testing.T) {
 				return nil
 			case "hands back":
 				return delayqueue.HandBack(exits{})
+			case "is nil":
+				return (*picky)(nil)
 			default:
 				return fmt.Errorf("wrapped: %w", exits{})
 			}
 		}, delayqueue.WithConcurrency(2))
 		var bad, good []string
-		for i := range 8 {
+		causes := map[string]string{"fails": "Goexit", "hands back": "Goexit", "is nil": "panic: runtime error: invalid memory address"}
+		for i := range 9 {
 			key := fmt.Sprint(i % 4)
-			bad = append(bad, b.enqueue(delayqueue.Job{Key: key, Name: []string{"fails", "hands back"}[i%2]}))
+			bad = append(bad, b.enqueue(delayqueue.Job{Key: key, Name: []string{"fails", "hands back", "is nil"}[i%3]}))
 			good = append(good, b.enqueue(delayqueue.Job{Key: key, Name: "fine"}))
 		}
 		for i := range bad {
 			s := b.reaches(bad[i], delayqueue.StateDead)
 			require.Equal(t, 2, s.Attempts)
-			require.Contains(t, s.Cause, "Goexit")
+			require.Contains(t, s.Cause, causes[s.Name])
 			b.reaches(good[i], delayqueue.StateDone)
 		}
 		require.Empty(t, b.rdb.Keys(t.Context(), env.Prefix+":lock*").Val(), "the keys are free")
@@ -185,25 +193,5 @@ func TestRetry_AMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
 		redistest.Eventually(t, func() bool { return b.rdb.ZCard(t.Context(), b.key("f")).Val() == 0 }, "it keeps its place")
 		require.False(t, b.rdb.HExists(t.Context(), b.key("m"), id).Val())
 		redistest.Eventually(t, func() bool { return next(t, ev.reaped).Expired == 1 }, "it is told")
-	})
-}
-
-type picky struct{ why string }
-
-func (p *picky) Error() string { return p.why }
-
-func TestRetry_AnErrorThatCannotBeReadIsAFailedAttemptToo(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
-		b.start(func(_ context.Context, m delayqueue.Message) error {
-			if m.Name == "fine" {
-				return nil
-			}
-			var typedNil *picky
-			return typedNil
-		})
-		s := b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDead)
-		require.Contains(t, s.Cause, "panic: runtime error: invalid memory address")
-		b.reaches(b.enqueue(delayqueue.Job{Name: "fine"}), delayqueue.StateDone)
 	})
 }

@@ -200,7 +200,8 @@ func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
 		const lease = 500 * time.Millisecond
 		b := setup(t, env, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1))
 		var r ran
-		o := b.claimsTooMany(4, r.handle, delayqueue.WithClaimLease(lease))
+		seen := newEvents()
+		o := b.claimsTooMany(4, r.handle, delayqueue.WithClaimLease(lease), delayqueue.WithObserver(seen))
 		// Another worker, with slots to spare, looks after what dead workers have left.
 		b.startOn(b.newQueue(b.rdb, b.opts...), r.handle, delayqueue.WithClaimLease(lease))
 		time.Sleep(3 * lease)
@@ -210,6 +211,8 @@ func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
 			s := b.status(id)
 			require.Equal(t, delayqueue.StateDone, s.State, "%s; runs: %v", s.Cause, r.ids())
 		}
+		require.False(t, o.tooMany.Load())
+		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeReturned }, "there was a slot for each")
 	})
 }
 
