@@ -2,7 +2,6 @@ package delayqueue
 
 import (
 	"context"
-	"log/slog"
 	"slices"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -62,12 +60,8 @@ func TestCancel_WhatExpiredMeanwhileIsNotCancelled(t *testing.T) {
 func TestCancel_StaysWhenAWorkerGoesOnThatHadTheMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, q := t.Context(), testQueue(t, env)
-		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = locker.Close() }()
-		w, err := NewWorker(q, locker, func(context.Context, Message) error { return nil }, WithLogger(slog.New(slog.DiscardHandler)))
-		require.NoError(t, err)
-		_, err = q.Enqueue(ctx, Job{ID: "id", Key: "k", Delay: time.Millisecond})
+		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
+		_, err := q.Enqueue(ctx, Job{ID: "id", Key: "k", Delay: time.Millisecond})
 		require.NoError(t, err)
 		require.NoError(t, q.Repartition(ctx, 2))
 		p := q.partitions[0]

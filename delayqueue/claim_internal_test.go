@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -20,16 +18,13 @@ import (
 func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
-		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = locker.Close() }()
 		var runs int
 		var frozen *claim
 		freeze := func() {
 			frozen.expiry.Stop()
 			frozen.deadline = time.Now().Add(-time.Millisecond)
 		}
-		w, err := NewWorker(q, locker, func(ctx context.Context, m Message) error {
+		w, _ := internalWorker(t, q, func(ctx context.Context, m Message) error {
 			runs++
 			if m.ID == "frozen inside" {
 				freeze()
@@ -38,8 +33,7 @@ func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 				require.ErrorIs(t, context.Cause(ctx), ErrClaimLost)
 			}
 			return ctx.Err()
-		}, WithLogger(slog.New(slog.DiscardHandler)))
-		require.NoError(t, err)
+		})
 		for _, key := range []string{"", "k"} {
 			runs = 0
 			for _, id := range []string{"frozen", "frozen inside", "well"} {
@@ -63,37 +57,6 @@ func (e replyError) Error() string { return string(e) }
 
 func (replyError) RedisError() {}
 
-// failing is a hook that has claims fail one after another, each with the next error.
-type failing struct {
-	errs []error
-	next atomic.Int64
-	over atomic.Pointer[time.Time] // when the last had failed
-}
-
-func (f *failing) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (f *failing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if !redistest.IsScript(cmd) || cmd.Args()[1] != claimScript.Hash() && cmd.Args()[1] != claimScript.Source() {
-			return next(ctx, cmd)
-		}
-		i := int(f.next.Add(1)) - 1
-		if i >= len(f.errs) {
-			return next(ctx, cmd)
-		}
-		if i == len(f.errs)-1 {
-			now := time.Now()
-			f.over.Store(&now)
-		}
-		cmd.SetErr(f.errs[i])
-		return f.errs[i]
-	}
-}
-
-func (f *failing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
 // Redis answers while a slot moves, for seconds perhaps. What fails once at the end of that, such as a call that
 // the slot outran, is no long outage.
 func TestClaim_AClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
@@ -103,28 +66,27 @@ func TestClaim_AClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				f := &failing{}
-				for range 8 {
-					f.errs = append(f.errs, replyError("TRYAGAIN Multiple keys request during rehashing of slot"))
-				}
-				f.errs = append(f.errs, last)
-				rdb := env.Client(t)
-				rdb.AddHook(f)
-				q, err := New(rdb, "q", WithPrefix(env.Prefix))
-				require.NoError(t, err)
-				locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-				require.NoError(t, err)
-				defer func() { _ = locker.Close() }()
+				q := testQueue(t, env)
+				var n, over atomic.Int64
+				q.rdb.(*redis.Client).AddHook(aroundScript{claimScript, func(next func() error) error {
+					switch n := n.Add(1); {
+					case n < 9:
+						return replyError("TRYAGAIN Multiple keys request during rehashing of slot")
+					case n == 9:
+						over.Store(time.Now().UnixNano())
+						return last
+					}
+					return next()
+				}})
 				ran := make(chan time.Time, 1)
-				w, err := NewWorker(q, locker, func(context.Context, Message) error {
+				w, _ := internalWorker(t, q, func(context.Context, Message) error {
 					ran <- time.Now()
 					return nil
-				}, WithLogger(slog.New(slog.DiscardHandler)))
-				require.NoError(t, err)
+				})
 				enqueueTest(t, q, "id", "k")
 				require.NoError(t, w.Start())
 				defer func() { _ = w.Stop(context.Background()) }()
-				require.Less(t, (<-ran).Sub(*f.over.Load()), 3*time.Second)
+				require.Less(t, (<-ran).Sub(time.Unix(0, over.Load())), 3*time.Second)
 			})
 		})
 	}
@@ -135,11 +97,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 	for name, full := range map[string]bool{"there is one ahead": false, "there is none": true} {
 		t.Run(name, func(t *testing.T) {
 			q := testQueue(t, redistest.Embedded(t))
-			locker, err := core.New(q.rdb, core.WithPrefix(q.prefix))
-			require.NoError(t, err)
-			defer func() { _ = locker.Close() }()
-			w, err := NewWorker(q, locker, func(context.Context, Message) error { return nil }, WithConcurrency(1), WithLogger(slog.New(slog.DiscardHandler)))
-			require.NoError(t, err)
+			w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil }, WithConcurrency(1))
 			enqueueTest(t, q, "id", "")
 			b, err := q.partitions[0].claim(t.Context(), "token", time.Minute, 1)
 			require.NoError(t, err)

@@ -212,3 +212,20 @@ func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
 		require.Equal(t, 1, <-taken)
 	})
 }
+
+// Pause, or Stop, comes after a turn decided to go on, and before its settlement.
+func TestPause_ASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
+		enqueueTest(t, q, "first", "k")
+		enqueueTest(t, q, "behind", "k")
+		c := w.takes(t, "token")
+		w.Pause()
+		followed := w.settle(c, outcome{kind: OutcomeDone, which: nextOfKey})
+		require.Nil(t, followed, "claimed all the same")
+		s, err := q.Status(t.Context(), "behind")
+		require.NoError(t, err)
+		require.Equal(t, StateQueued, s.State)
+	})
+}
