@@ -2,12 +2,10 @@ package delayqueue_test
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -21,16 +19,21 @@ func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
 		lease := b.hold("k")
 		first, second := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"})
 		var r ran
-		b.start(r.handle)
+		b.start(r.handle, delayqueue.WithConcurrency(1))
 		redistest.Eventually(t, func() bool { return b.status(first).Conflicts >= 20 }, "the message does not try")
 		require.Zero(t, b.status(second).Conflicts, "only the head of a line tries")
+		others := []string{}
+		for _, key := range []string{"other", "", "other", ""} { // it keeps no slot meanwhile
+			others = append(others, b.enqueue(delayqueue.Job{Key: key}))
+			b.reaches(others[len(others)-1], delayqueue.StateDone)
+		}
 
 		require.NoError(t, lease.Release(t.Context()))
 		b.reaches(second, delayqueue.StateDone)
-		require.Equal(t, []string{first, second}, r.ids())
+		require.Equal(t, append(others, first, second), r.ids())
 		s := b.status(first)
 		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
-		require.Equal(t, s.Conflicts, r.all()[0].Conflicts)
+		require.Equal(t, s.Conflicts, r.all()[len(others)].Conflicts)
 	})
 }
 
@@ -59,27 +62,6 @@ func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
 	})
 }
 
-func TestConflict_AHeldKeyHoldsNoOtherKeyUp(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold("held")
-		blocked := []string{}
-		for range 20 {
-			blocked = append(blocked, b.enqueue(delayqueue.Job{Key: "held"}))
-		}
-		var r ran
-		b.start(r.handle, delayqueue.WithConcurrency(1))
-		for i := range 20 {
-			b.reaches(b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}), delayqueue.StateDone)
-			b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-		}
-		for _, id := range blocked {
-			require.NotContains(t, r.ids(), id)
-			require.NotEqual(t, delayqueue.StateDone, b.status(id).State)
-		}
-	})
-}
-
 func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
@@ -102,28 +84,22 @@ func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 	})
 }
 
-func TestConflict_AKeyThatCannotBeAskedForSpendsNoAttempt(t *testing.T) {
+// For a Redis of locks that is away: TestTwoRedises_TheLocksIsAway.
+func TestConflict_AClosedLockerSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
-		nowhere, err := core.New(redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
 		require.NoError(t, b.locker.Close())
 		id := b.enqueue(delayqueue.Job{Key: "k"})
-		for want, locker := range map[error]*core.Locker{core.ErrUnavailable: nowhere, core.ErrClosed: b.locker} {
-			b := *b
-			b.locker = locker
-			ev := newEvents()
-			var r ran
-			w := b.start(r.handle, delayqueue.WithObserver(ev))
-			e := next(t, ev.settled)
-			require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
-			require.ErrorIs(t, e.Err, want)
-			require.NoError(t, w.Stop(t.Context()))
-			require.Empty(t, r.ids())
-			s := b.status(id)
-			require.Equal(t, delayqueue.StateQueued, s.State)
-			require.Equal(t, []int{0, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
-		}
-		require.NoError(t, nowhere.Close())
+		ev := newEvents()
+		var r ran
+		w := b.start(r.handle, delayqueue.WithObserver(ev))
+		e := next(t, ev.settled)
+		require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
+		require.ErrorIs(t, e.Err, core.ErrClosed)
+		require.NoError(t, w.Stop(t.Context()))
+		require.Empty(t, r.ids())
+		s := b.status(id)
+		require.Equal(t, delayqueue.StateQueued, s.State)
+		require.Equal(t, []int{0, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
 	})
 }
