@@ -21,8 +21,7 @@ import (
 // Calls of a guard with MinHold, fresh and parked, come no closer than that, of each key, whichever of two workers runs them.
 func TestWithAcquireOptions_MinHold(t *testing.T) {
 	const keys, calls, apart = 3, 5, 200 * time.Millisecond
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var mu sync.Mutex
 		began := map[string][]time.Time{}
 		run := func(key string) {
@@ -67,8 +66,7 @@ func TestWithAcquireOptions_MinHold(t *testing.T) {
 }
 
 func TestWithAcquireOptions_MaxHold(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		causes := make(chan error, 10)
 		b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			<-ctx.Done()
@@ -80,7 +78,7 @@ func TestWithAcquireOptions_MaxHold(t *testing.T) {
 			require.ErrorIs(t, next(t, causes), core.ErrLeaseLost)
 		}
 		require.Equal(t, 2, b.reaches(id, delayqueue.StateDead).Losses)
-	})
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 // A grant that no replica has does not count: the message is not run.

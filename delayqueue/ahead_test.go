@@ -145,8 +145,7 @@ func TestClaimsAhead_NothingWaitsBesideWhatLostItsWorker(t *testing.T) {
 // In its last attempt a message that has lost its workers has a Worker for itself: if that dies too, it was not another's doing.
 func TestLastAttempt_IsAloneInItsWorker(t *testing.T) {
 	const concurrency, messages, attempts = 4, 600, 3
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(attempts))
+	each(t, func(t *testing.T, b *bench) {
 		states := map[string]string{ // how it has come to its last attempt, or beyond
 			"last": "-------2 0 2 0  died", "last of key": "-------2 0 2 0  died", "died before it ran": "-------4 0 4 0  died",
 			"died alone": "-alone!3 0 3 0  died", "failed, and died": "-------3 0 1 0  died",
@@ -186,13 +185,12 @@ func TestLastAttempt_IsAloneInItsWorker(t *testing.T) {
 			}
 			require.Equal(t, want, b.status(strings.NewReplacer(" ", "-", ",", "").Replace(name)).State, name)
 		}
-	})
+	}, delayqueue.WithMaxAttempts(attempts))
 }
 
 // A handler that does not return keeps the last attempt of another message waiting, for a claim's lease at most.
 func TestLastAttempt_WaitsForNoHandlerThatHangs(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		hangs := make(chan struct{})
 		started := make(chan struct{})
 		b.start(func(_ context.Context, m delayqueue.Message) error {
@@ -209,13 +207,12 @@ func TestLastAttempt_WaitsForNoHandlerThatHangs(t *testing.T) {
 		b.enqueue(delayqueue.Job{ID: "last"})
 		b.reaches("last", delayqueue.StateDone)
 		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-	})
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 // Until Redis knows how it ended, its worker's death would be its doing.
 func TestLastAttempt_IsAloneUntilItIsSettled(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		b.enqueue(delayqueue.Job{ID: "last"})
 		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), "last", "-------1 0 1 0  died").Err())
 		for i := range 30 {
@@ -223,7 +220,7 @@ func TestLastAttempt_IsAloneUntilItIsSettled(t *testing.T) {
 		}
 		var started, beside atomic.Int64
 		var blocked atomic.Bool
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
 			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == delayqueue.ScriptHashes["settle"] && slices.Contains(args, any("last")) {
 				before := started.Load()
@@ -240,7 +237,7 @@ func TestLastAttempt_IsAloneUntilItIsSettled(t *testing.T) {
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
 		require.True(t, blocked.Load())
 		require.Zero(t, beside.Load(), "ran before the last attempt was settled")
-	})
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 // A claim of another partition is answered so late that its slots were given back.

@@ -47,8 +47,7 @@ func TestClaim_AHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
 }
 
 func TestClaim_ALateResultIsRefused(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ev := newEvents()
 		started, block := make(chan struct{}), make(chan struct{})
 		b.start(func(context.Context, delayqueue.Message) error {
@@ -77,8 +76,7 @@ func TestClaim_ALateResultIsRefused(t *testing.T) {
 }
 
 func TestClaim_AHandlerIsToldThatItsClaimWasLost(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		started, cause := make(chan struct{}), make(chan error, 1)
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			if m.Attempt == 1 {
@@ -96,8 +94,7 @@ func TestClaim_AHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 }
 
 func TestClaim_AWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		started, block := make(chan string, 10), make(chan struct{})
 		defer close(block)
 		for range 10 {
@@ -118,8 +115,7 @@ func TestClaim_AWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
 }
 
 func TestClaim_AnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		after := b.enqueue(delayqueue.Job{Key: "k"})
 		var r ran
@@ -134,5 +130,5 @@ func TestClaim_AnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
 		require.Equal(t, []int{2, 2}, []int{s.Attempts, s.Losses})
 		require.Contains(t, s.Cause, "worker died")
 		require.Equal(t, []string{after}, r.ids())
-	})
+	}, delayqueue.WithMaxAttempts(2))
 }

@@ -57,8 +57,7 @@ func (b *bench) history(ids []string) map[string]delayqueue.Status {
 
 // A burst of 200 saves parks one, and the newest runs.
 func TestCoalesce_ABurstParksOne(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		guard := b.other.Guard(delayqueue.Coalesce(b.queue))
 		require.NoError(t, guard.Err())
 		lease := b.hold("doc")
@@ -124,8 +123,7 @@ func (b *bench) requireChains(ids []string, runs []delayqueue.Message) {
 
 // 200 saves of ten keys and two principals at once, while workers run them and others hold the keys now and then.
 func TestCoalesce_TheLastSaveOfEachRuns(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		guard := b.other.Guard(delayqueue.Coalesce(b.queue))
 		var r ran
 		for range 3 {
@@ -170,8 +168,7 @@ func TestCoalesce_TheLastSaveOfEachRuns(t *testing.T) {
 // One that runs, or waits for a retry, is not replaced, and neither is one of another principal or name, or
 // one that was not enqueued to be.
 func TestCoalesce_WhatAHandlerWasGivenIsNeverReplaced(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		job := delayqueue.Job{Key: "k", Name: "save", Principal: "u", Coalesce: true}
 		var r ran
 		free := make(chan struct{})
@@ -207,8 +204,7 @@ func TestCoalesce_WhatAHandlerWasGivenIsNeverReplaced(t *testing.T) {
 
 // A job that is enqueued again gets its old ticket, also when it was replaced, and replaces nothing.
 func TestCoalesce_AnIDIsOneJob(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		one := delayqueue.Job{ID: "one", Key: "k", Payload: []byte("1"), Coalesce: true}
 		two := delayqueue.Job{ID: "two", Key: "k", Payload: []byte("2"), Coalesce: true}
 		was, err := b.queue.Enqueue(t.Context(), one)
@@ -291,8 +287,7 @@ func TestDebounce_RunsWhenItIsQuiet(t *testing.T) {
 }
 
 func TestDebounce_IsBounded(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var r ran
 		b.start(r.handle)
 		began := time.Now()
@@ -307,8 +302,7 @@ func TestDebounce_IsBounded(t *testing.T) {
 }
 
 func TestDebounce_HoldsUpNobodyParked(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var r ran
 		b.start(r.handle)
 		lease := b.hold("k")

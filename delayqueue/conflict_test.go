@@ -14,8 +14,7 @@ import (
 )
 
 func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
 		first, second := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"})
 		var r ran
@@ -34,12 +33,11 @@ func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
 		s := b.status(first)
 		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
 		require.Equal(t, s.Conflicts, r.all()[len(others)].Conflicts)
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ev := newEvents()
 		var r ran
 		// Nothing but the wake-up runs these messages during the test.
@@ -63,8 +61,7 @@ func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
 }
 
 func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("other")
 		var runs atomic.Int64
 		guard := b.locker.Guard(core.RejectConflicts)
@@ -81,13 +78,12 @@ func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 		s := b.reaches(id, delayqueue.StateDone)
 		require.Equal(t, 1, s.Attempts)
 		require.GreaterOrEqual(t, s.Conflicts, 2)
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 // For a Redis of locks that is away: TestTwoRedises_TheLocksIsAway.
 func TestConflict_AClosedLockerSpendsNoAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		require.NoError(t, b.locker.Close())
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		ev := newEvents()
@@ -101,5 +97,5 @@ func TestConflict_AClosedLockerSpendsNoAttempt(t *testing.T) {
 		s := b.status(id)
 		require.Equal(t, delayqueue.StateQueued, s.State)
 		require.Equal(t, []int{0, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }

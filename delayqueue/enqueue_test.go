@@ -264,10 +264,9 @@ func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
 
 // A policy that parks while nobody works is warned of once, and told when that is over. Nobody need park anything later to be told.
 func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		seen := &watch{}
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var away atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if away.Load() {
@@ -300,13 +299,12 @@ func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 		b.startOn(q, (&ran{}).handle)
 		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 1 }, "the queue sees the worker, with nothing enqueued since")
 		require.True(t, seen.warnings()[1].Resolved)
-	})
+	}, delayqueue.WithPartitions(3))
 }
 
 // Cancelled messages need no worker either.
 func TestWarning_NobodyHasClaimedIsOverWhenNothingIsQueued(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		seen := &watch{}
 		b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(seen))
 		b.queue.LookForWorkersAfter(100 * time.Millisecond)
@@ -323,8 +321,7 @@ func TestWarning_NobodyHasClaimedIsOverWhenNothingIsQueued(t *testing.T) {
 
 // Nothing is parked any more but a dead letter, and the worker has ended.
 func TestWarning_DeadLettersNeedNoWorker(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		seen := &watch{}
 		b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(seen))
 		b.queue.LookForWorkersAfter(100 * time.Millisecond)

@@ -30,8 +30,7 @@ func checkForeign(m delayqueue.Message) error {
 }
 
 func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		calls, seen := atomic.Int64{}, newEvents()
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			assert.Equal(t, 1, m.Attempt)
@@ -48,7 +47,7 @@ func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
 		s := b.status(id)
 		require.Equal(t, [4]any{delayqueue.StateQueued, 0, 0, 0}, [4]any{s.State, s.Attempts, s.Conflicts, s.Losses})
 		require.EqualValues(t, 1, calls.Load(), "the handler is not asked each time")
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 // The handler is called again for what it handed back: soon, though the key of another message of the name is held, and though others of
@@ -82,11 +81,10 @@ func TestHandBack_TheHandlerIsAskedAgain(t *testing.T) {
 }
 
 func TestHandBack_EndsAsExpired(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		b.start(handsBack)
 		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateExpired)
-	})
+	}, delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxAttempts(1))
 }
 
 // The last call of the test waits for nothing: the key is kept for no message that nobody runs, whether the handler says so under its lock or
@@ -144,8 +142,7 @@ func TestHandBack_OtherMessagesOfTheNameRun(t *testing.T) {
 
 // A check that ends its goroutine is one that failed: its messages are claimed, and run by a handler that can.
 func TestHandBack_ACheckThatEndsItsGoroutineStopsNoFetcher(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var mended atomic.Bool
 		var r ran
 		seen := newEvents()

@@ -61,8 +61,7 @@ func TestJunk_IsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 		"no score":         {func(b *bench) error { return b.rdb.ZRem(b.t.Context(), b.key("z"), member).Err() }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				b.enqueue(delayqueue.Job{ID: id, Key: "k", Name: "the name"})
 				behind := b.enqueue(delayqueue.Job{Key: "k"})
 				require.NoError(t, c.damage(b))
@@ -98,8 +97,7 @@ func TestJunk_IsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 }
 
 func TestJunk_EntriesOfNoMessageAreQuarantined(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		junk := []string{"junk", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000), "a b c"}
 		for _, member := range junk {
@@ -125,8 +123,7 @@ func TestJunk_EntriesOfNoMessageAreQuarantined(t *testing.T) {
 }
 
 func TestJunk_AnIDTakenByJunkIsAClearError(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		require.NoError(t, b.rdb.HSet(t.Context(), b.key("m"), "id", "junk").Err())
 		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "id"})
 		require.ErrorContains(t, err, "not a message")
@@ -139,8 +136,7 @@ func TestJunk_MessagesOutliveTheLossOfOneKey(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"r", "c", "e", "k", "x", "w"} {
 		t.Run(key, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				for _, id := range []string{"a", "b", "c", "d"} {
 					b.enqueue(delayqueue.Job{ID: id, Key: "k"})
 				}
@@ -169,8 +165,7 @@ func TestJunk_MessagesOutliveTheLossOfOneKey(t *testing.T) {
 }
 
 func TestJunk_AKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.enqueue(delayqueue.Job{ID: "a", Key: "k"})
 		junk := b.key("w")
 		require.NoError(t, b.rdb.Set(t.Context(), junk, "somebody else's", 0).Err())
@@ -188,9 +183,8 @@ func TestJunk_AKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
 }
 
 func TestJunk_MessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
-		other := env.Prefix + ":queue:{q/1.2}:open"
+	each(t, func(t *testing.T, b *bench) {
+		other := b.env.Prefix + ":queue:{q/1.2}:open"
 		require.NoError(t, b.rdb.ZAdd(t.Context(), other, redisZ(1, "id k")).Err())
 		in := []string{keylessIDs("in", 0, 1)[0], keylessIDs("in", 1, 1)[0]}
 		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: in[0]})
@@ -203,5 +197,5 @@ func TestJunk_MessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
 		for _, id := range in {
 			b.reaches(id, delayqueue.StateDone)
 		}
-	})
+	}, delayqueue.WithPartitions(2))
 }

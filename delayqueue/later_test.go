@@ -25,8 +25,7 @@ func unavailable(context.Context, delayqueue.Message) error {
 
 func TestRetryLater_SpendsNoAttemptAndWaitsLongerEachTime(t *testing.T) {
 	require.NoError(t, delayqueue.RetryLater(nil, time.Second))
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		seen, calls := newEvents(), atomic.Int64{}
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			assert.Equal(t, 1, m.Attempt)
@@ -49,12 +48,11 @@ func TestRetryLater_SpendsNoAttemptAndWaitsLongerEachTime(t *testing.T) {
 			}
 		}
 		require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 func TestRetryLater_IsHonoredAndEndsWhatWouldBeTooOld(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		started := make(chan time.Time, 10)
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			if m.Name == "soon" && len(started) == 1 {
@@ -82,8 +80,7 @@ func TestRetryLater_IsHonoredAndEndsWhatWouldBeTooOld(t *testing.T) {
 }
 
 func TestRetryLater_LeavesTheKeyToFreshCallsAndKeepsTheOrder(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		guard, payload := b.other.Guard(delayqueue.Policy(b.queue)), "first"
 		park := func() error {
 			return guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte(payload), nil }},
@@ -112,25 +109,23 @@ func TestRetryLater_LeavesTheKeyToFreshCallsAndKeepsTheOrder(t *testing.T) {
 }
 
 func TestRetryLater_LostLeaseIsAnAttemptAllTheSame(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			assert.NoError(t, b.rdb.Del(ctx, env.Prefix+":lock{}:k").Err())
+			assert.NoError(t, b.rdb.Del(ctx, b.env.Prefix+":lock{}:k").Err())
 			lease, _ := core.LeaseFrom(ctx)
 			assert.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrLeaseLost)
 			return unavailable(ctx, m)
 		})
 		s := b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDead)
 		require.Equal(t, [2]int{2, 2}, [2]int{s.Attempts, s.Losses})
-	})
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 func TestDeadLetter_KeepsTheLastResultIfItIsShort(t *testing.T) {
 	ring := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": bytes.Repeat([]byte{7}, 32)}}
 	for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(ring)}} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env, opts...)
+			each(t, func(t *testing.T, b *bench) {
 				fails := atomic.Bool{}
 				fails.Store(true)
 				b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -164,7 +159,7 @@ func TestDeadLetter_KeepsTheLastResultIfItIsShort(t *testing.T) {
 				fails.Store(false)
 				require.NoError(t, b.queue.Resume(t.Context()))
 				b.reaches(id, delayqueue.StateDone)
-			})
+			}, opts...)
 		})
 	}
 }

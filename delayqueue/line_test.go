@@ -189,8 +189,7 @@ func TestCount_IsBoundedAndPaced(t *testing.T) {
 
 // The line of a key goes on through partitions that are emptied, and so does who waits for its messages.
 func TestLine_AndWaitWhileTheNumberOfPartitionsChanges(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		var ids []string
 		for range 5 {
 			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
@@ -220,5 +219,5 @@ func TestLine_AndWaitWhileTheNumberOfPartitionsChanges(t *testing.T) {
 			}
 		}
 		require.Empty(t, b.line("k", 100))
-	})
+	}, delayqueue.WithPartitions(3))
 }

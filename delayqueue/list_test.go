@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // pages reads all pages of a list.
@@ -163,8 +162,7 @@ func TestList_EntriesTellWhatIsKnown(t *testing.T) {
 }
 
 func TestList_APayloadThatCannotBeOpenedIsSealed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		plain, first := b.unencrypted(), b.unencrypted()
 		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
 		_, err := b.queue.Stats(t.Context())
@@ -180,8 +178,7 @@ func TestList_APayloadThatCannotBeOpenedIsSealed(t *testing.T) {
 }
 
 func TestList_DeadLettersAreListedNewestFirst(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		dead := b.bury(jobs(9, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })...)
 		for _, limit := range []int{1, 4, 100} {
 			got := b.pages(delayqueue.StateDead, limit)
@@ -190,5 +187,5 @@ func TestList_DeadLettersAreListedNewestFirst(t *testing.T) {
 				require.False(t, got[i].EndedAt.After(got[i-1].EndedAt))
 			}
 		}
-	})
+	}, delayqueue.WithPartitions(3))
 }

@@ -12,8 +12,7 @@ import (
 )
 
 func TestWorker_LocalTellsOfTheWorker(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		goOn := make(chan struct{})
 		w, err := delayqueue.NewWorker(b.queue, b.locker, func(context.Context, delayqueue.Message) error {
 			<-goOn
@@ -41,8 +40,7 @@ func TestWorker_LocalTellsOfTheWorker(t *testing.T) {
 }
 
 func TestWorker_LocalTellsOfItsQueueWhatItWasGiven(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		q := b.newQueue(b.env.Client(t), delayqueue.WithService("shop"), delayqueue.WithPartitions(3))
 		w, err := delayqueue.NewWorker(q, b.locker, func(context.Context, delayqueue.Message) error { return nil })
 		require.NoError(t, err)
@@ -52,8 +50,7 @@ func TestWorker_LocalTellsOfItsQueueWhatItWasGiven(t *testing.T) {
 }
 
 func TestStats_TellForHowLongNobodyHasClaimed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.enqueue(delayqueue.Job{Delay: time.Minute})
 		require.Zero(t, b.stats().SinceLastClaim, "nothing is due")
 		b.enqueue(delayqueue.Job{})

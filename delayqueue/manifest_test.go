@@ -96,8 +96,7 @@ func requireRefused(t *testing.T, q *delayqueue.Queue, why error) {
 }
 
 func TestManifest_AnotherServiceIsRefused(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithService("shop"))
+	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		other := b.newQueue(b.rdb, delayqueue.WithService("billing"))
 		requireRefused(t, other, delayqueue.ErrOtherService)
@@ -111,19 +110,18 @@ func TestManifest_AnotherServiceIsRefused(t *testing.T) {
 		require.NoError(t, err, "who claims no name")
 		b.start(r.handle)
 		b.reaches(id, delayqueue.StateDone)
-	})
+	}, delayqueue.WithService("shop"))
 }
 
 func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.enqueue(delayqueue.Job{Key: "k"})
 		var all sync.WaitGroup
 		refused := make(chan string, 10)
 		for i := range 10 {
 			name := fmt.Sprint("service", i)
 			all.Go(func() {
-				q, err := delayqueue.New(b.rdb, "q", delayqueue.WithPrefix(env.Prefix), delayqueue.WithService(name))
+				q, err := delayqueue.New(b.rdb, "q", delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithService(name))
 				if err == nil {
 					_, err = q.Enqueue(context.Background(), delayqueue.Job{Key: "k"})
 				}
@@ -140,8 +138,7 @@ func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
 }
 
 func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "4", "revision", "7", "shape", "round").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		require.Equal(t, map[string]string{"layout": "4", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
@@ -159,8 +156,7 @@ func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
 }
 
 func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		begun := b.unencrypted()
 		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
@@ -186,8 +182,7 @@ func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
 }
 
 func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear")})
 		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
 		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption)
@@ -207,8 +202,7 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 
 // What nobody opens becomes a dead letter, with its payload, before it is too old.
 func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear"), MaxAge: 3 * time.Second})
 		accepting := keyring
 		accepting.AcceptUnsealed = true
@@ -225,8 +219,7 @@ func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
 
 // Replicas of each deployment store and run work beside those of the one before, and no call is refused.
 func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		begun := keyring
 		begun.Current, begun.AcceptUnsealed = "", true
 		accepting := keyring
@@ -264,10 +257,9 @@ func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
 // Processes that use an encrypted queue for the first time at once are not taken for ones that come late: one that has read the
 // manifest before another has written it finds the other's messages, and those are sealed.
 func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithEncryption(keyring))
+	each(t, func(t *testing.T, b *bench) {
 		b.unencrypted()
-		rdb, once := env.Client(t), sync.Once{}
+		rdb, once := b.env.Client(t), sync.Once{}
 		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
 			if cmd.Name() == "hlen" { // it has read that nobody encrypts
 				once.Do(func() { b.enqueue(delayqueue.Job{Key: "k"}) })
@@ -277,12 +269,12 @@ func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
 		require.NoError(t, err)
 
 		for i := range 3 {
-			prefix := delayqueue.WithPrefix(fmt.Sprint(env.Prefix, i))
+			prefix := delayqueue.WithPrefix(fmt.Sprint(b.env.Prefix, i))
 			_, err := b.newQueue(b.rdb, prefix).Stats(t.Context())
 			require.NoError(t, err)
 			var all sync.WaitGroup
 			for range 10 {
-				q := b.newQueue(env.Client(t), delayqueue.WithEncryption(keyring), prefix)
+				q := b.newQueue(b.env.Client(t), delayqueue.WithEncryption(keyring), prefix)
 				all.Go(func() {
 					_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
 					assert.NoError(t, err)
@@ -290,22 +282,21 @@ func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
 			}
 			all.Wait()
 		}
-	})
+	}, delayqueue.WithEncryption(keyring))
 }
 
 // Redis has lost all, and another process has begun the queue anew. What a process stores then that still knows the lost manifest is run too.
 func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 	for name, opts := range map[string][]delayqueue.Option{"one partition": nil, "three": {delayqueue.WithPartitions(3)}, "as many": {delayqueue.WithPartitions(2)}} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env, delayqueue.WithPartitions(4))
+			each(t, func(t *testing.T, b *bench) {
 				b.enqueue(delayqueue.Job{Key: "k"})
 				idle := b.newQueue(b.rdb)
 				_, err := idle.Stats(t.Context())
 				require.NoError(t, err)
 				require.NoError(t, b.queue.Repartition(t.Context(), 2))
 				b.enqueue(delayqueue.Job{Key: "k"})
-				keys, err := b.rdb.Keys(t.Context(), env.Prefix+":*").Result()
+				keys, err := b.rdb.Keys(t.Context(), b.env.Prefix+":*").Result()
 				require.NoError(t, err)
 				require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
 
@@ -322,15 +313,14 @@ func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 					b.reaches(receipt.ID, delayqueue.StateDone)
 				}
 				require.Len(t, r.ids(), 17, "once each")
-			})
+			}, delayqueue.WithPartitions(4))
 		})
 	}
 }
 
 // A worker knows that a partition was closed before Redis lost all. It runs what is stored there since.
 func TestManifest_ThatRedisHasLostClosesNoPartition(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var r ran
 		begun := make(chan struct{})
 		goOn := make(chan struct{})
@@ -347,7 +337,7 @@ func TestManifest_ThatRedisHasLostClosesNoPartition(t *testing.T) {
 		close(goOn) // its settlement learns that the partition is closed
 		b.reaches(first, delayqueue.StateDone)
 		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
-		keys, err := b.rdb.Keys(t.Context(), env.Prefix+":*").Result()
+		keys, err := b.rdb.Keys(t.Context(), b.env.Prefix+":*").Result()
 		require.NoError(t, err)
 		require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
 

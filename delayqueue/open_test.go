@@ -65,11 +65,10 @@ func TestQueues_TellsOfEachManifest(t *testing.T) {
 
 // A process that dies between the two writes, or a queue whose manifest was removed, leaves no queue that is not listed.
 func TestQueues_ANameIsListedBeforeItsManifest(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var mu sync.Mutex
 		var commands []string
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
 			if cmd.Name() == "zadd" || redistest.IsScript(cmd) {
 				mu.Lock()
@@ -89,17 +88,17 @@ func TestQueues_ANameIsListedBeforeItsManifest(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, strings.Join(commands, " "), "zadd", "once")
 
-		names := env.Prefix + ":queue:names"
+		names := b.env.Prefix + ":queue:names"
 		require.NoError(t, b.rdb.Del(t.Context(), names, b.key("manifest")).Err())
 		_, err = q.Stats(t.Context())
 		require.NoError(t, err)
-		all, err := delayqueue.Queues(t.Context(), rdb, env.Prefix)
+		all, err := delayqueue.Queues(t.Context(), rdb, b.env.Prefix)
 		require.NoError(t, err)
 		require.Len(t, all, 1, "as if it were new")
 		require.NoError(t, b.rdb.Del(t.Context(), names).Err())
 		b.enqueue(delayqueue.Job{})
 		redistest.Eventually(t, func() bool {
-			all, err = delayqueue.Queues(t.Context(), rdb, env.Prefix)
+			all, err = delayqueue.Queues(t.Context(), rdb, b.env.Prefix)
 			return err == nil && len(all) == 1
 		}, "the next process that uses it lists it")
 	})
@@ -107,17 +106,16 @@ func TestQueues_ANameIsListedBeforeItsManifest(t *testing.T) {
 
 // What keeps the names from being written keeps nobody from the queue.
 func TestQueues_ForeignListOfNames(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		require.NoError(t, b.rdb.Set(t.Context(), env.Prefix+":queue:names", "junk", 0).Err())
+	each(t, func(t *testing.T, b *bench) {
+		require.NoError(t, b.rdb.Set(t.Context(), b.env.Prefix+":queue:names", "junk", 0).Err())
 		b.enqueue(delayqueue.Job{Key: "k"})
-		_, err := delayqueue.Queues(t.Context(), b.rdb, env.Prefix)
+		_, err := delayqueue.Queues(t.Context(), b.rdb, b.env.Prefix)
 		require.ErrorIs(t, err, core.ErrUnavailable)
-		require.NoError(t, b.rdb.Del(t.Context(), env.Prefix+":queue:names").Err())
+		require.NoError(t, b.rdb.Del(t.Context(), b.env.Prefix+":queue:names").Err())
 		_, err = b.queue.Stats(t.Context())
 		require.NoError(t, err)
 		redistest.Eventually(t, func() bool {
-			all, err := delayqueue.Queues(t.Context(), b.rdb, env.Prefix)
+			all, err := delayqueue.Queues(t.Context(), b.rdb, b.env.Prefix)
 			return err == nil && len(all) == 1
 		}, "it is tried again")
 	})

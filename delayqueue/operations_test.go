@@ -178,8 +178,7 @@ func TestOperations_InACluster(t *testing.T) {
 
 // What a damaged index holds stops no operation.
 func TestOperations_OnJunk(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		dead := b.bury(delayqueue.Job{ID: "dead", Key: "k"}, delayqueue.Job{ID: "torn", Key: "k"}, delayqueue.Job{ID: "bad", Key: "k"})
 		queued := b.enqueue(delayqueue.Job{ID: "queued", Key: "k"})

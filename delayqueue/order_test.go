@@ -13,8 +13,7 @@ import (
 
 // A delayed message joins its key's FIFO when it is due: behind what waits there then.
 func TestOrder_ADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var r ran
 		started, block := make(chan struct{}), make(chan struct{})
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -39,8 +38,7 @@ func TestOrder_ADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
 }
 
 func TestOrder_TheKeyIsFreeWhenTheNextMessageOfItComes(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ids := []string{}
 		for range 50 {
 			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))

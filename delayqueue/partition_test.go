@@ -77,8 +77,7 @@ func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 }
 
 func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
+	each(t, func(t *testing.T, b *bench) {
 		busy, other := inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)
 		for range 3 {
 			b.enqueue(delayqueue.Job{Key: busy})
@@ -95,5 +94,5 @@ func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 		redistest.Eventually(t, func() bool { return runs.Load() > 10 }, "the busy one runs")
 		b.reaches(b.enqueue(delayqueue.Job{Key: other}), delayqueue.StateDone)
 		require.NoError(t, w.Stop(t.Context()))
-	})
+	}, delayqueue.WithPartitions(2))
 }

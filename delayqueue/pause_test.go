@@ -55,8 +55,7 @@ func TestPause_APausedQueueStartsNothing(t *testing.T) {
 }
 
 func TestPause_APauseEndsByItself(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		require.NoError(t, b.queue.Pause(t.Context(), time.Second))
 		began := time.Now()
 		var r ran
@@ -67,8 +66,7 @@ func TestPause_APauseEndsByItself(t *testing.T) {
 }
 
 func TestResume_WakesTheWorkers(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		var r ran
 		b.start(r.handle)
 		fastest := time.Hour
@@ -83,7 +81,7 @@ func TestResume_WakesTheWorkers(t *testing.T) {
 			fastest = min(fastest, time.Since(began))
 		}
 		require.Less(t, fastest, 300*time.Millisecond)
-	})
+	}, delayqueue.WithPartitions(3))
 }
 
 // Redis has no memory left: nothing can be enqueued, and what does harm can be stopped all the same.

@@ -13,8 +13,7 @@ import (
 )
 
 func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxDepth(1))
+	each(t, func(t *testing.T, b *bench) {
 		policy := delayqueue.Policy(b.queue)
 		conflict := func(encode func() ([]byte, error)) (core.Decision, error) {
 			return policy.OnConflict(t.Context(), core.Conflict{Call: core.Call{Key: "k", Encode: encode}})
@@ -36,7 +35,7 @@ func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), ticket.ExpiresAt, time.Minute)
 		_, err = conflict(work)
 		require.ErrorIs(t, err, delayqueue.ErrQueueFull)
-	})
+	}, delayqueue.WithMaxDepth(1))
 }
 
 func TestPolicy_APolicyWithoutAQueueIsAnError(t *testing.T) {
@@ -50,8 +49,7 @@ func TestPolicy_APolicyWithoutAQueueIsAnError(t *testing.T) {
 }
 
 func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		park := func(call core.Call) string {
 			call.Encode = func() ([]byte, error) { return []byte("work"), nil }
 			d, err := delayqueue.Policy(b.queue).OnConflict(t.Context(), core.Conflict{Call: call})

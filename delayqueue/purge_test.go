@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestPurge_APurgedDeadLetterIsForgotten(t *testing.T) {
@@ -32,8 +31,7 @@ func TestPurge_APurgedDeadLetterIsForgotten(t *testing.T) {
 }
 
 func TestPurgeAll_GoesThroughMoreThanAPage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		pipe := b.rdb.Pipeline()
 		now := time.Now().UnixMilli()
@@ -58,8 +56,7 @@ func TestPurgeAll_GoesThroughMoreThanAPage(t *testing.T) {
 }
 
 func TestCancelAll_FindsAKeyBehindMoreThanAPage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		var enqueues sync.WaitGroup
 		for i := range 1100 {

@@ -18,8 +18,7 @@ import (
 )
 
 func TestQueue_AMessageIsStoredAndRunOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		payload := []byte("\x00\xff{}\r\n")
 		ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "order {7}:*", Name: "POST /ship", Payload: payload})
 		require.NoError(t, err)
@@ -48,8 +47,7 @@ func TestQueue_AMessageIsStoredAndRunOnce(t *testing.T) {
 }
 
 func TestQueue_TheSameIDGetsTheSameTicket(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		first, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k"})
 		require.NoError(t, err)
 		second, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k", MaxAge: time.Hour})
@@ -71,8 +69,7 @@ func TestQueue_TheSameIDGetsTheSameTicket(t *testing.T) {
 }
 
 func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
+	each(t, func(t *testing.T, b *bench) {
 		refused := func(key string, is, isNot error, says string) {
 			t.Helper()
 			_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: key})
@@ -91,7 +88,7 @@ func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
 		refused("b", delayqueue.ErrQueueFull, delayqueue.ErrKeyFull,
 			"a partition has at most 4 messages and 67108864 bytes: try again later, make sure that workers run, spread the queue with Queue.Repartition, or raise")
 		require.Equal(t, first, b.enqueue(delayqueue.Job{ID: "first", Key: "a"}), "what is in already is not refused")
-	})
+	}, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
 }
 
 func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
@@ -208,8 +205,7 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 }
 
 func TestQueue_TheCallersOwnContextIsReportedAsSuch(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		why := errors.New("why")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(why)
@@ -236,8 +232,7 @@ func TestQueue_TheCallersOwnContextIsReportedAsSuch(t *testing.T) {
 }
 
 func TestQueue_EverythingInRedisHasATTL(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		block, started := make(chan struct{}), make(chan struct{})
 		defer close(block)

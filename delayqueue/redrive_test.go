@@ -48,8 +48,7 @@ func TestRedrive_ARedrivenDeadLetterRunsAsIfItWereNew(t *testing.T) {
 }
 
 func TestRedrive_ARedrivenDeadLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		dead := b.bury(delayqueue.Job{ID: "id", Key: "k"})[0]
 		require.NoError(t, b.queue.EditRecord("y", "id", func(s string) string { return strings.Replace(s, "1 0 0 ", "1 0 3 ", 1) }))
 		require.NoError(t, b.queue.Redrive(t.Context(), dead, 0))
@@ -71,8 +70,7 @@ func TestRedrive_ARedrivenDeadLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
 }
 
 func TestRedrive_TheBoundsHoldForWhatIsRedriven(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1), delayqueue.WithMaxDepth(2))
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		dead := b.bury(delayqueue.Job{Key: "full"}, delayqueue.Job{Key: "free"}, delayqueue.Job{})
 		b.enqueue(delayqueue.Job{Key: "full"})
@@ -88,16 +86,15 @@ func TestRedrive_TheBoundsHoldForWhatIsRedriven(t *testing.T) {
 		require.Equal(t, 1, n)
 		require.ErrorIs(t, b.queue.Redrive(ctx, dead[2], 0), delayqueue.ErrQueueFull)
 		require.Equal(t, [3]int64{2, 0, 2}, b.inState())
-	})
+	}, delayqueue.WithMaxDepthPerKey(1), delayqueue.WithMaxDepth(2))
 }
 
 func TestRedrive_WhatIsTooOldGivesWayToWhatIsRedriven(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1))
+	each(t, func(t *testing.T, b *bench) {
 		dead := b.bury(delayqueue.Job{Key: "k"})[0]
 		b.enqueue(delayqueue.Job{Key: "k", MaxAge: 20 * time.Millisecond})
 		redistest.Eventually(t, func() bool { return b.queue.Redrive(t.Context(), dead, 0) == nil }, "the key stays full")
-	})
+	}, delayqueue.WithMaxDepthPerKey(1))
 }
 
 func TestRedrive_AFilterChooses(t *testing.T) {
@@ -156,8 +153,7 @@ func TestRedriveAll_KeepsTheOrderOfEachKey(t *testing.T) {
 
 // What dies of the same cause again is not redriven for ever.
 func TestRedriveAll_TakesEachDeadLetterOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		const deadLetters = 150
 		var runs atomic.Int64
 		b.start(func(context.Context, delayqueue.Message) error {
@@ -173,12 +169,11 @@ func TestRedriveAll_TakesEachDeadLetterOnce(t *testing.T) {
 		require.Equal(t, deadLetters, n)
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, deadLetters} }, "they do not die again")
 		require.EqualValues(t, 2*deadLetters, runs.Load())
-	})
+	}, delayqueue.WithPartitions(3))
 }
 
 func TestRedriveAll_HasARateThatItsContextEnds(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.bury(jobs(8, func(int) delayqueue.Job { return delayqueue.Job{} })...)
 		began := time.Now()
 		n, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{PerSecond: 20, Limit: 5})

@@ -42,9 +42,8 @@ func (b *bench) isNotReserved(key string) {
 
 // Who gave up has its buffer back.
 func TestRegression_APayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		proxy := redistest.NewProxy(t, env.Addr)
+	each(t, func(t *testing.T, b *bench) {
+		proxy := redistest.NewProxy(t, b.env.Addr)
 		q := b.newQueue(redistest.Client(t, &redis.Options{Addr: proxy.Addr}))
 		_, err := q.Enqueue(t.Context(), delayqueue.Job{}) // loads the script
 		require.NoError(t, err)
@@ -88,8 +87,7 @@ func TestRegression_APrefixWithASlashStillWakesWorkers(t *testing.T) {
 }
 
 func TestRegression_AKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
 		id := b.parkCall("k")
 		require.NoError(t, lease.Release(t.Context()))
@@ -99,12 +97,11 @@ func TestRegression_AKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
 		b.start(r.handle)
 		b.reaches(id, delayqueue.StateDead)
 		b.isNotReserved("k")
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 func TestRegression_AStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		started := make(chan struct{})
 		first := b.enqueue(delayqueue.Job{Key: "k"})
 		second := b.enqueue(delayqueue.Job{Key: "k"})
@@ -125,8 +122,7 @@ func TestRegression_AStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
 }
 
 func TestRegression_AWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
 		id := b.parkCall("k")
 		var r ran
@@ -173,10 +169,9 @@ func TestRegression_AUserWithoutChannelsStoresAndCancelsAsAWhole(t *testing.T) {
 
 // Only a message's own payload is another worker's business.
 func TestRegression_AHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		ring := func(id string) *delayqueue.Queue {
-			q, err := delayqueue.New(b.rdb, "other", delayqueue.WithPrefix(env.Prefix), delayqueue.WithEncryption(
+			q, err := delayqueue.New(b.rdb, "other", delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithEncryption(
 				delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte(strings.Repeat(id, 32))}}))
 			require.NoError(t, err)
 			return q
@@ -190,17 +185,16 @@ func TestRegression_AHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T)
 		})
 		s := b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDead)
 		require.Equal(t, 2, s.Attempts)
-	})
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 func TestRegression_AMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
+	each(t, func(t *testing.T, b *bench) {
 		for down := 1; down <= 2; down++ {
 			id := b.enqueue(delayqueue.Job{Key: inPartition(t, b, 3-down, 2)})
-			rdb := env.Client(t)
+			rdb := b.env.Client(t)
 			rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-				if args := cmd.Args(); len(args) > 1 && strings.HasPrefix(fmt.Sprint(args[1]), fmt.Sprintf("%s:queue:{q/%d.2}", env.Prefix, down)) {
+				if args := cmd.Args(); len(args) > 1 && strings.HasPrefix(fmt.Sprint(args[1]), fmt.Sprintf("%s:queue:{q/%d.2}", b.env.Prefix, down)) {
 					cmd.SetErr(context.DeadlineExceeded)
 					return context.DeadlineExceeded
 				}
@@ -209,13 +203,12 @@ func TestRegression_AMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) 
 			_, err := b.newQueue(rdb, delayqueue.WithPartitions(2)).Status(t.Context(), id)
 			require.NoError(t, err, "partition %d is down", down)
 		}
-	})
+	}, delayqueue.WithPartitions(2))
 }
 
 // What waits for its next attempt holds back those that were parked behind it, and no fresh calls.
 func TestRegression_ARetryOfMoreThanADayKeepsNoFreshCallOut(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAge(90*24*time.Hour))
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
 		b.parkCall("k")
 		seen := newEvents()
@@ -231,12 +224,11 @@ func TestRegression_ARetryOfMoreThanADayKeepsNoFreshCallOut(t *testing.T) {
 		require.NoError(t, b.hold("k").Release(t.Context()))
 		require.Equal(t, delayqueue.StateQueued, b.status(behind).State)
 		require.Zero(t, b.status(behind).Attempts+b.status(behind).Conflicts, "it keeps its place")
-	})
+	}, delayqueue.WithMaxAge(90*24*time.Hour))
 }
 
 func TestRegression_AKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxDepthPerKey(5))
+	each(t, func(t *testing.T, b *bench) {
 		for i := range 60 {
 			b.enqueue(delayqueue.Job{Key: fmt.Sprint("other", i), MaxAge: 500 * time.Millisecond})
 		}
@@ -245,14 +237,13 @@ func TestRegression_AKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
 		}
 		time.Sleep(600 * time.Millisecond)
 		b.enqueue(delayqueue.Job{Key: "k"})
-	})
+	}, delayqueue.WithMaxDepthPerKey(5))
 }
 
 // The message that the end of another brings is given back.
 func TestRegression_NoHandlerBeginsAfterStopWasCalled(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		proxy := redistest.NewProxy(t, env.Addr)
+	each(t, func(t *testing.T, b *bench) {
+		proxy := redistest.NewProxy(t, b.env.Addr)
 		b.enqueue(delayqueue.Job{Key: "k"})
 		behind := b.enqueue(delayqueue.Job{Key: "k"})
 		var runs atomic.Int64
@@ -286,8 +277,7 @@ func (mistaken) OnReaped(context.Context, delayqueue.Reaped)     { panic("an obs
 func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an observer's mistake") }
 
 func TestRegression_AnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		_, err := b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})
 		require.NoError(t, err)
 		old := b.enqueue(delayqueue.Job{Key: "old", MaxAge: 20 * time.Millisecond})

@@ -17,8 +17,7 @@ import (
 // The second call is parked between the first one's claim and its lease: the worker that
 // runs the first does not know of it, and must not end its reservation.
 func TestReservation_ACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		guard := b.other.Guard(delayqueue.Policy(b.queue))
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
 		var parked [2]string
@@ -31,7 +30,7 @@ func TestReservation_ACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *test
 		park(0)
 		require.NoError(t, lease.Release(t.Context()))
 
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var first, ended atomic.Bool
 		var asked atomic.Int64
 		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
@@ -50,7 +49,7 @@ func TestReservation_ACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *test
 			}
 		}))
 		var err error
-		b.locker, err = core.New(rdb, core.WithPrefix(env.Prefix))
+		b.locker, err = core.New(rdb, core.WithPrefix(b.env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = b.locker.Close() }()
 		var r ran
@@ -80,8 +79,7 @@ func TestReservation_WhatCannotRunNowKeepsNoFreshCallOut(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				lease := b.hold("k")
 				id := begin(b)
 				b.start((&ran{}).handle)

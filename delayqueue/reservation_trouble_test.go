@@ -93,15 +93,14 @@ func TestReservation_ALostUnreserveIsMadeUpFor(t *testing.T) {
 		"handed back": {handsBack, delayqueue.OutcomeReturned},
 	} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
-				rdb := env.Client(t)
+			each(t, func(t *testing.T, b *bench) {
+				rdb := b.env.Client(t)
 				var failed atomic.Int64
 				failing(rdb, func(cmd redis.Cmder) bool { // unreserve: a key, '' and a fence
 					args := cmd.Args()
 					return len(args) == 6 && args[4] == "" && args[2] == 1 && failed.Add(1) == 1
 				})
-				locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
+				locker, err := core.New(rdb, core.WithPrefix(b.env.Prefix))
 				require.NoError(t, err)
 				defer func() { _ = locker.Close() }()
 				b.locker = locker
@@ -142,9 +141,8 @@ func (b *bench) letsNoFreshCallPass(key string) {
 // A worker that cannot reach the locks puts its message off. The key stays reserved meanwhile, also
 // when the worker is told that it is free.
 func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		rdb := env.Client(t)
+	each(t, func(t *testing.T, b *bench) {
+		rdb := b.env.Client(t)
 		var sick atomic.Bool
 		sick.Store(true)
 		failing(rdb, func(cmd redis.Cmder) bool { // acquire, which has a token; unreserve has '', and inspect a number
@@ -154,7 +152,7 @@ func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 			_, number := cmd.Args()[4].(int)
 			return !number && cmd.Args()[4] != ""
 		})
-		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		locker, err := core.New(rdb, core.WithPrefix(b.env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = locker.Close() }()
 		b.locker = locker
@@ -180,13 +178,12 @@ func TestReservation_AWorkerThatCannotLockLetsNoFreshCallPass(t *testing.T) {
 
 // Redis does not answer when a message is about to run alone, in a turn that another one of its key has begun.
 func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		rdb := env.Client(t)
+	each(t, func(t *testing.T, b *bench) {
+		rdb := b.env.Client(t)
 		var sick atomic.Bool
 		sick.Store(true)
 		failing(rdb, func(cmd redis.Cmder) bool { // it is to run alone
-			return sick.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && cmd.Args()[6+cmd.Args()[2].(int)] == 1
+			return sick.Load() && isScript(cmd, "extend", b.env.Prefix+":queue:{q}") && cmd.Args()[6+cmd.Args()[2].(int)] == 1
 		})
 		b.queue = b.newQueue(rdb)
 		lease := b.hold("k")
@@ -206,8 +203,7 @@ func TestReservation_OutlivesATurnThatCannotGoOn(t *testing.T) {
 
 // Nobody listens while the last message of a key is cancelled: between two workers, or while the subscription is down.
 func TestReservation_AKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
 		id := b.parkCall("k")
 		seen := newEvents()
@@ -225,15 +221,14 @@ func TestReservation_AKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *tes
 // A key is found to have no messages; then one comes, and a worker meets the held key:
 // that has reserved it, and what was found before does not count any more.
 func TestReservation_AReservationThatATryRefreshedIsNotEnded(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.hold("k")
 		parked := b.parkCall("k")
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var found, ended atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			if !isScript(cmd, "wake", env.Prefix+":queue:{q}") || cmd.Args()[5+cmd.Args()[2].(int)] != 0 { // it only looks
+			if !isScript(cmd, "wake", b.env.Prefix+":queue:{q}") || cmd.Args()[5+cmd.Args()[2].(int)] != 0 { // it only looks
 				return err
 			}
 			if n, _ := cmd.(*redis.Cmd).Int64Slice(); len(n) == 1 && n[0] == 0 && found.CompareAndSwap(false, true) {

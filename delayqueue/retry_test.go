@@ -17,8 +17,7 @@ import (
 )
 
 func TestRetry_AFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(3))
+	each(t, func(t *testing.T, b *bench) {
 		ev := newEvents()
 		var r ran
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -43,12 +42,11 @@ func TestRetry_AFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
 		}
 		require.ElementsMatch(t, []delayqueue.Outcome{"retry", "retry", "dead", "done"}, outcomes)
 		require.Equal(t, [3]int64{0, 0, 1}, b.inState())
-	})
+	}, delayqueue.WithMaxAttempts(3))
 }
 
 func TestRetry_AMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithReservationWindow(0))
+	each(t, func(t *testing.T, b *bench) {
 		ev := newEvents()
 		b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") },
 			delayqueue.WithObserver(ev), delayqueue.WithRetryBackoff(time.Minute, time.Minute))
@@ -67,13 +65,12 @@ func TestRetry_AMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
 		}
 		require.Equal(t, "last", e.Message.Key)
 		require.Equal(t, 1, b.status(id).Attempts)
-	})
+	}, delayqueue.WithReservationWindow(0))
 }
 
 func TestSkipRetry_MakesADeadLetterAtOnce(t *testing.T) {
 	require.NoError(t, delayqueue.SkipRetry(nil))
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.start(func(context.Context, delayqueue.Message) error {
 			return fmt.Errorf("handler: %w", delayqueue.SkipRetry(errors.New("bad payload")))
 		})
@@ -95,8 +92,7 @@ func (p *picky) Error() string { return p.why }
 
 // An error may do what it likes when it is looked at: its attempt failed, its key is free, and the Worker goes on.
 func TestRetry_AnErrorThatCannotBeReadIsAFailedAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		b.start(func(_ context.Context, m delayqueue.Message) error {
 			switch m.Name {
 			case "fine":
@@ -122,13 +118,12 @@ func TestRetry_AnErrorThatCannotBeReadIsAFailedAttempt(t *testing.T) {
 			require.Contains(t, s.Cause, causes[s.Name])
 			b.reaches(good[i], delayqueue.StateDone)
 		}
-		require.Empty(t, b.rdb.Keys(t.Context(), env.Prefix+":lock*").Val(), "the keys are free")
-	})
+		require.Empty(t, b.rdb.Keys(t.Context(), b.env.Prefix+":lock*").Val(), "the keys are free")
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+	each(t, func(t *testing.T, b *bench) {
 		b.start(func(_ context.Context, m delayqueue.Message) error {
 			switch m.Name {
 			case "panics":
@@ -154,19 +149,18 @@ func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 		require.Equal(t, 2, s.Attempts)
 		require.Contains(t, s.Cause, "Goexit")
 		b.reaches(fine, delayqueue.StateDone)
-		require.Empty(t, b.rdb.Keys(t.Context(), env.Prefix+":lock*").Val(), "the keys are free")
-	})
+		require.Empty(t, b.rdb.Keys(t.Context(), b.env.Prefix+":lock*").Val(), "the keys are free")
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 func TestRetry_AnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			if m.Attempt > 1 {
 				return nil
 			}
 			// Somebody takes the key away.
-			require.NoError(t, b.rdb.Del(ctx, env.Prefix+":lock{}:k").Err())
+			require.NoError(t, b.rdb.Del(ctx, b.env.Prefix+":lock{}:k").Err())
 			lease, _ := core.LeaseFrom(ctx)
 			require.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrLeaseLost)
 			<-ctx.Done()
@@ -180,8 +174,7 @@ func TestRetry_AnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
 }
 
 func TestRetry_AMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.hold("k")
 		ev := newEvents()
 		var r ran

@@ -49,6 +49,12 @@ func setup(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *bench {
 	return b
 }
 
+// each runs a test of a queue with these options on each Redis, as redistest.Each does.
+func each(t *testing.T, test func(t *testing.T, b *bench), opts ...delayqueue.Option) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env, opts...)) })
+}
+
 func (b *bench) newQueue(rdb redis.UniversalClient, opts ...delayqueue.Option) *delayqueue.Queue {
 	b.t.Helper()
 	q, err := delayqueue.New(rdb, "q", append([]delayqueue.Option{delayqueue.WithPrefix(b.env.Prefix)}, opts...)...)

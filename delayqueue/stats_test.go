@@ -31,8 +31,7 @@ func TestStats_CountAndTellHowLateTheWorkersAre(t *testing.T) {
 }
 
 func TestTotals_CountHowMessagesEnded(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		cancelled := b.enqueue(delayqueue.Job{Key: "c"})
 		require.NoError(t, b.queue.Cancel(t.Context(), cancelled))
 		expires := b.enqueue(delayqueue.Job{MaxAge: 20 * time.Millisecond, Delay: 19 * time.Millisecond})
@@ -59,5 +58,5 @@ func TestTotals_CountHowMessagesEnded(t *testing.T) {
 		is := b.stats()
 		is.Bytes = 0 // bounds_test.go
 		require.Equal(t, want, is)
-	})
+	}, delayqueue.WithPartitions(3))
 }

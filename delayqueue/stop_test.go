@@ -35,8 +35,7 @@ func TestStop_AWorkerStartsOnce(t *testing.T) {
 }
 
 func TestStop_LetsHandlersFinish(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		started, block := make(chan struct{}), make(chan struct{})
 		w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			close(started)
@@ -69,8 +68,7 @@ func TestStop_LetsHandlersFinish(t *testing.T) {
 }
 
 func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		started, returned := make(chan struct{}, 2), make(chan error, 2)
 		ev := newEvents()
 		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -102,7 +100,7 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 		b.start(r.handle)
 		b.reaches(interrupted, delayqueue.StateDone)
 		require.Equal(t, 1, r.all()[0].Attempt)
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 // A handler that does not heed its ctx keeps its claim and its key, also if a handler of another Worker stops its own.
@@ -137,8 +135,7 @@ func TestStop_WaitsForAHandlerThatRunsOn(t *testing.T) {
 
 // A handler that stops its own Worker cannot be waited for: its ctx bounds that, and then its message goes back.
 func TestStop_FromAHandlerEndsWithItsContext(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+	each(t, func(t *testing.T, b *bench) {
 		const handlers = 4
 		var workers sync.Map
 		stopped := make(chan error, handlers)
@@ -168,7 +165,7 @@ func TestStop_FromAHandlerEndsWithItsContext(t *testing.T) {
 		for _, id := range ids {
 			require.NotEqual(t, delayqueue.StateRunning, b.status(id).State)
 		}
-	})
+	}, delayqueue.WithMaxAttempts(1))
 }
 
 func TestStop_AnIdleWorkerIsQuiet(t *testing.T) {

@@ -72,8 +72,7 @@ func (o *explosive) OnOutcome(context.Context, core.Outcome) {
 func (o *explosive) OnReleased(context.Context, core.Released) { panic("released") }
 
 func TestWorker_GoesOnIfTheLockersObserverPanics(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.locker = b.newLocker(core.WithObserver(&explosive{}))
 		log := &testbed.Log{}
 		b.start((&ran{}).handle, delayqueue.WithLogger(log.Logger()))
@@ -85,9 +84,8 @@ func TestWorker_GoesOnIfTheLockersObserverPanics(t *testing.T) {
 // What a claim took whose reply was lost has become too old when the claim is sent
 // again: the worker must not go on asking for it until the claim's lease is over.
 func TestWorker_AClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		rdb := env.Client(t)
+	each(t, func(t *testing.T, b *bench) {
+		rdb := b.env.Client(t)
 		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
 		old := b.enqueue(delayqueue.Job{})
 		age := func(record string) string { return record[:32] + "0000000000001" + record[45:] } // its not_after
@@ -218,10 +216,9 @@ func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
 
 // A message is started before its not_after or never, also when its key was long in coming.
 func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		proxy := redistest.NewProxy(t, env.Addr)
-		locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(env.Prefix))
+	each(t, func(t *testing.T, b *bench) {
+		proxy := redistest.NewProxy(t, b.env.Addr)
+		locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(b.env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = locker.Close() }()
 		b.locker = locker
@@ -248,13 +245,12 @@ func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 
 // A node that does not answer costs the other partitions nothing: not their slots.
 func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
-		rdb := env.Client(t)
+	each(t, func(t *testing.T, b *bench) {
+		rdb := b.env.Client(t)
 		var hangs atomic.Bool
 		var hung atomic.Int64
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if hangs.Load() && isScript(cmd, "claim", env.Prefix+":queue:{q/1.2}") {
+			if hangs.Load() && isScript(cmd, "claim", b.env.Prefix+":queue:{q/1.2}") {
 				hung.Add(1)
 				<-ctx.Done()
 				cmd.SetErr(ctx.Err())
@@ -268,18 +264,17 @@ func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
 		hangs.Store(true)
 		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not asked")
 		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("well", 1, 1)[0]}), delayqueue.StateDone)
-	})
+	}, delayqueue.WithPartitions(2))
 }
 
 // A node that does not answer costs the other partitions nothing: not their wake-ups.
 func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
+	each(t, func(t *testing.T, b *bench) {
 		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var hung atomic.Int64
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if isScript(cmd, "wake", env.Prefix+":queue:{q/1.2}") {
+			if isScript(cmd, "wake", b.env.Prefix+":queue:{q/1.2}") {
 				hung.Add(1)
 				<-ctx.Done()
 				cmd.SetErr(ctx.Err())
@@ -304,7 +299,7 @@ func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not waked")
 		require.NoError(t, leases[1].Release(t.Context()))
 		b.reaches(ids[1], delayqueue.StateDone)
-	})
+	}, delayqueue.WithPartitions(2))
 }
 
 // One connection that has died costs no claim, as long as Redis is well.
@@ -341,14 +336,13 @@ func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
 
 // What a claim took whose reply was lost goes back when the worker is stopped.
 func TestStop_GivesBackWhatALostClaimTook(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		rdb := env.Client(t)
+	each(t, func(t *testing.T, b *bench) {
+		rdb := b.env.Client(t)
 		lost := make(chan struct{}, 1)
 		var first atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			if err != nil || !isScript(cmd, "claim", env.Prefix+":queue:{q}") {
+			if err != nil || !isScript(cmd, "claim", b.env.Prefix+":queue:{q}") {
 				return err
 			}
 			if bringsMessages(cmd) && first.CompareAndSwap(false, true) {
@@ -392,10 +386,9 @@ func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 
 // Stop whose ctx has ended waits for handlers, and for no Redis.
 func TestStop_DoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		proxy := redistest.NewProxy(t, env.Addr)
-		locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(env.Prefix))
+	each(t, func(t *testing.T, b *bench) {
+		proxy := redistest.NewProxy(t, b.env.Addr)
+		locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(b.env.Prefix))
 		require.NoError(t, err)
 		defer func() {
 			proxy.Cut()

@@ -36,8 +36,7 @@ func (f *fences) handle(ctx context.Context, m delayqueue.Message) error {
 }
 
 func TestWorker_MessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var ids []string
 		for i := range 10 {
 			ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"}))
@@ -60,8 +59,7 @@ func TestWorker_MessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
 }
 
 func TestWorker_ATurnEndsForOtherKeys(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		for i := range 20 {
 			b.enqueue(delayqueue.Job{ID: fmt.Sprint("long", i), Key: "long"})
 		}
@@ -87,8 +85,7 @@ func TestWorker_ATurnEndsForOtherKeys(t *testing.T) {
 }
 
 func TestWorker_AFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		guard := b.other.Guard(delayqueue.Policy(b.queue))
 		call := core.Call{Key: "k", Principal: "alice", Encode: func() ([]byte, error) { return []byte("parked"), nil }}
 		lease := b.hold("k")
@@ -119,19 +116,17 @@ func TestWorker_AFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 }
 
 func TestWorker_WithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithReservationWindow(0))
+	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
 		require.ErrorIs(t, b.other.Guard(delayqueue.Policy(b.queue)).Do(t.Context(), call, mustNotRun), core.ErrDeferred)
 		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, b.hold("k").Release(t.Context()))
-	})
+	}, delayqueue.WithReservationWindow(0))
 }
 
 func TestWorker_ACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		r := &ran{}
 		b.start(r.handle)
@@ -158,8 +153,7 @@ func TestWorker_ACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 }
 
 func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(3))
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
 		goOn, running := make(chan struct{}), make(chan struct{})
 		b.start(func(context.Context, delayqueue.Message) error { close(running); <-goOn; return nil })
@@ -176,7 +170,7 @@ func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
 		}
 		delayed := b.enqueue(delayqueue.Job{Delay: time.Minute})
 		require.NoError(t, b.queue.Cancel(ctx, delayed))
-	})
+	}, delayqueue.WithPartitions(3))
 }
 
 func TestResult_IsKeptWithItsMessage(t *testing.T) {

@@ -92,8 +92,7 @@ func TestWait_EveryEndIsTold(t *testing.T) {
 
 // Nobody works: no script tells that a message has become too old.
 func TestWait_WhatBecomesTooOld(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		began := time.Now()
 		got := next(t, b.wait(b.queue, b.enqueue(delayqueue.Job{MaxAge: 2 * time.Second})))
 		require.NoError(t, got.err)
@@ -103,8 +102,7 @@ func TestWait_WhatBecomesTooOld(t *testing.T) {
 }
 
 func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		sub := b.rdb.Subscribe(t.Context(), b.key("ended"))
 		defer func() { _ = sub.Close() }()
 		_, err := sub.Receive(t.Context())
@@ -238,8 +236,7 @@ func TestWait_ChannelsAreDenied(t *testing.T) {
 }
 
 func TestWait_TheCallerLeaves(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Delay: time.Minute})
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
