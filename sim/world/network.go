@@ -139,7 +139,8 @@ func (e *end) Write(b []byte) (int, error) {
 	}
 	// Timers of one instant run in any order, and a stream keeps its own.
 	now := time.Now()
-	at := later(now, now.Add(delay).Truncate(e.n.r.step))
+	began := e.n.w.began // times keep their monotonic reading: Redis's wall clock may be set
+	at := later(now, began.Add((now.Sub(began) + delay).Truncate(e.n.r.step)))
 	if !at.After(to.arrives) {
 		at = to.arrives.Add(1)
 	}
