@@ -97,7 +97,7 @@ func (a *auditor) enter(key string, s *stay) {
 	}
 	if last := a.last[key]; last != nil && last.least > 0 && (s.mode == core.ModeExclusive || last.mode == core.ModeExclusive) &&
 		!a.excused(last) && !a.excused(s) && !a.w.on("clock-back") {
-		if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart >= 0 && apart < last.least-ahead {
+		if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart > 0 && apart < last.least-ahead {
 			a.w.violation(s.who, "%s: it is granted %s after %s, which has it for at least %s", key, apart, last.who, last.least)
 		}
 	}

@@ -120,7 +120,7 @@ func (l *ledger) lost(m *message) bool { return m.called.Before(l.w.lostAt) }
 func (l *ledger) missing(who string, m *message) {
 	switch {
 	case m.acked.IsZero() || l.lost(m):
-	case l.purged && m.seen != delayqueue.StateDone && m.failed > 0:
+	case l.purged && m.seen != delayqueue.StateDone && m.starts > 0: // it may have been a dead letter
 	case l.forgets && !l.waits(m):
 	default:
 		l.w.violation(who, "%s (%s) was stored, and is not found", m.id, m.kind)
@@ -230,7 +230,7 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s ran at once, and was stored", m.id)
 	case m.seen != "" && m.redriven == 0:
 		l.w.violation(who, "%s is %s, and is started", m.id, m.seen)
-	case !clock && time.Since(m.called) < m.delay:
+	case !clock && time.Since(m.called) < m.delay-2*time.Millisecond: // Redis has whole ones
 		l.w.violation(who, "%s is started %s after it was stored, its delay is %s", m.id, time.Since(m.called), m.delay)
 	case !clock && m.redriven == 0 && time.Since(m.called) > m.maxAge+5*time.Second && time.Since(m.acked) > m.maxAge+5*time.Second:
 		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
