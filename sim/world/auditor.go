@@ -26,6 +26,7 @@ type stay struct {
 	forced bool          // its lease was taken away: it is told soon
 	most   time.Duration // for how long it may have its lease; 0: for as long as it likes
 	least  time.Duration // for how long nobody else has the key, since the lease was granted
+	lost   bool          // its lease had ended when it left
 	ofSet  bool          // its lease may end because that of another key was taken away
 }
 
@@ -96,7 +97,7 @@ func (a *auditor) enter(key string, s *stay) {
 		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
 	}
 	if last := a.last[key]; last != nil && last.least > 0 && (s.mode == core.ModeExclusive || last.mode == core.ModeExclusive) &&
-		!a.excused(last) && !a.excused(s) && a.w.quiet(last.began) {
+		!a.excused(last) && !a.excused(s) && !last.lost && !a.w.on("clock-back") {
 		if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart > 0 && apart < last.least-ahead {
 			a.w.violation(s.who, "%s: it is granted %s after %s, which has it for at least %s", key, apart, last.who, last.least)
 		}
@@ -118,7 +119,7 @@ func (a *auditor) leave(key string, s *stay) {
 	if held := time.Since(s.began); s.most > 0 && held > s.most+10*time.Millisecond && s.alive() {
 		a.w.violation(s.who, "%s: it still has its lease after %s, of at most %s", key, held, s.most)
 	}
-	s.left, s.ended = true, time.Now()
+	s.left, s.ended, s.lost = true, time.Now(), s.ctx.Err() != nil
 	a.w.emit(s.who, "leaves", key)
 }
 
