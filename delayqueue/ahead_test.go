@@ -2,6 +2,7 @@ package delayqueue_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -296,4 +297,60 @@ func TestClaimsAhead_NotWhereAMessageHasOneAttempt(t *testing.T) {
 	}, delayqueue.WithConcurrency(concurrency))
 	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
 	require.LessOrEqual(t, most.Load(), int64(concurrency))
+}
+
+// A message kills each of its workers at once. What was claimed ahead, and never started, does not die of that.
+func TestClaimsAhead_AMessageThatKillsItsWorkerBuriesNoOther(t *testing.T) {
+	const crowd, attempts = 20, 2
+	losses := 0
+	for range 20 { // until something waited beside it
+		b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts))
+		warm := func() {
+			for range 200 {
+				b.enqueue(delayqueue.Job{})
+			}
+		}
+		warm()
+		killer := b.enqueue(delayqueue.Job{ID: "a", Name: "kills"})
+		ids := make([]string, crowd)
+		for i := range ids {
+			ids[i] = b.enqueue(delayqueue.Job{ID: fmt.Sprintf("b%02d", i)})
+		}
+		for range attempts {
+			var dead atomic.Bool // the process is, to Redis
+			died, rdb := make(chan struct{}), b.env.Client(t)
+			rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				if dead.Load() {
+					cmd.SetErr(errors.New("dead"))
+					return cmd.Err()
+				}
+				return next(ctx, cmd)
+			}))
+			w, err := delayqueue.NewWorker(b.newQueue(rdb, delayqueue.WithMaxAttempts(attempts)), b.locker, func(ctx context.Context, m delayqueue.Message) error {
+				if m.Name == "kills" {
+					dead.Store(true)
+					close(died)
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			}, quick(delayqueue.WithConcurrency(1), delayqueue.WithClaimLease(200*time.Millisecond))...)
+			require.NoError(t, err)
+			require.NoError(t, w.Start())
+			<-died
+			now, stop := context.WithCancel(t.Context())
+			stop()
+			require.Error(t, w.Stop(now))
+			warm()
+			require.Equal(t, delayqueue.StateRunning, b.status(killer).State)
+		}
+		b.start(func(context.Context, delayqueue.Message) error { return nil })
+		b.reaches(killer, delayqueue.StateDead)
+		for _, id := range ids {
+			losses += b.reaches(id, delayqueue.StateDone).Losses
+		}
+		if losses > 0 {
+			break
+		}
+	}
+	require.Positive(t, losses, "nothing waited beside it")
 }

@@ -9,6 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -27,8 +30,9 @@ const workerVar = "PERKEY_DELAYQUEUE_WORKER"
 type workerConfig struct {
 	Addr, Prefix string
 	Lease        time.Duration // of claims and of locks
-	Mode         string        // "hang", "look" or "die"
+	Mode         string        // "hang", "look", "die" or "order"
 	Concurrency  int           // zero: 4
+	MaxAttempts  int           // zero: 5
 }
 
 // workerProcess is a worker in a process of its own. It runs until it is killed.
@@ -36,11 +40,11 @@ func workerProcess(config string) {
 	var c workerConfig
 	must(json.Unmarshal([]byte(config), &c))
 	rdb := redis.NewClient(&redis.Options{Addr: c.Addr})
-	q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(c.Prefix))
+	q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(c.Prefix), delayqueue.WithMaxAttempts(cmp.Or(c.MaxAttempts, 5)))
 	must(err)
 	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))
 	must(err)
-	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "look": look(rdb, c), "die": die(rdb, c)}[c.Mode]
+	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "look": look(rdb, c), "die": die(rdb, c), "order": order(rdb, c)}[c.Mode]
 	w, err := delayqueue.NewWorker(q, locker, handler,
 		delayqueue.WithClaimLease(c.Lease), delayqueue.WithConcurrency(cmp.Or(c.Concurrency, 4)), delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond))
 	must(err)
@@ -97,15 +101,31 @@ func die(rdb *redis.Client, c workerConfig) delayqueue.Handler {
 	}
 }
 
+// order notes what ran in which order of each key, or ends the process.
+func order(rdb *redis.Client, c workerConfig) delayqueue.Handler {
+	return func(ctx context.Context, m delayqueue.Message) error {
+		if m.Name == "poison" {
+			os.Exit(1)
+		}
+		return rdb.RPush(ctx, c.Prefix+":ran:"+m.Key, m.ID).Err()
+	}
+}
+
+// start starts a worker process, which ends with ctx.
+func start(ctx context.Context, c workerConfig) *exec.Cmd {
+	config, err := json.Marshal(c)
+	must(err)
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), workerVar+"="+string(config))
+	cmd.Stdout, cmd.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
+	must(cmd.Start())
+	return cmd
+}
+
 // spawn starts a worker process, which ends with the test.
 func spawn(t *testing.T, c workerConfig) *exec.Cmd {
 	t.Helper()
-	config, err := json.Marshal(c)
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), workerVar+"="+string(config))
-	cmd.Stdout, cmd.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
-	require.NoError(t, cmd.Start())
+	cmd := start(t.Context(), c)
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -160,6 +180,74 @@ func TestProcess_AMessageThatKillsItsWorkerTakesNoOthersAlong(t *testing.T) {
 	require.Equal(t, 5, b.reaches("08", delayqueue.StateDead).Losses)
 	for _, id := range others {
 		b.reaches(id, delayqueue.StateDone)
+	}
+}
+
+// ranUnder are the messages of a key in the order in which processes ran them. One that lost its worker may have run
+// twice, one after the other: it counts once.
+func (b *bench) ranUnder(key string) (ids []string) {
+	b.t.Helper()
+	return slices.Compact(b.rdb.LRange(b.t.Context(), b.env.Prefix+":ran:"+key, 0, -1).Val())
+}
+
+// One message of fifty kills its process whenever it is run, and a process that died is followed by another one.
+func TestProcess_MessagesThatKillTheirWorkersBuryNoOthers(t *testing.T) {
+	const fifos, each, processes, attempts = 32, 25, 4, 3 // every other FIFO is of a key
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts), delayqueue.WithMaxDepth(fifos*each))
+	killer := func(fifo, i int) bool { return fifo%4 < 2 && i == 10 }
+	var work sync.WaitGroup
+	for fifo := range fifos {
+		work.Go(func() {
+			for i := range each {
+				job := delayqueue.Job{ID: fmt.Sprintf("%02d-%02d", fifo, i)}
+				if fifo%2 == 0 {
+					job.Key = fmt.Sprint("k", fifo)
+				}
+				if killer(fifo, i) {
+					job.Name = "poison"
+				}
+				if _, err := b.queue.Enqueue(t.Context(), job); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	work.Wait()
+	config := workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: 500 * time.Millisecond, Mode: "order", Concurrency: 16, MaxAttempts: attempts}
+	ctx, stop := context.WithCancel(t.Context())
+	var deaths atomic.Int64
+	for range processes {
+		work.Go(func() {
+			for ctx.Err() == nil {
+				if err := start(ctx, config).Wait(); ctx.Err() == nil && err != nil {
+					deaths.Add(1)
+				}
+			}
+		})
+	}
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		s := b.inState()
+		return s[0]+s[1] == 0
+	}, time.Minute, 20*time.Millisecond, "messages are left")
+	stop()
+	work.Wait()
+	t.Logf("all have ended after %s, and %d processes died", time.Since(began).Round(time.Millisecond), deaths.Load())
+	for fifo := range fifos {
+		var want []string
+		for i := range each {
+			id, state := fmt.Sprintf("%02d-%02d", fifo, i), delayqueue.StateDone
+			if killer(fifo, i) {
+				state = delayqueue.StateDead
+			} else {
+				want = append(want, id)
+			}
+			s := b.status(id)
+			require.Equal(t, state, s.State, "%+v", s)
+		}
+		if fifo%2 == 0 {
+			require.Equal(t, want, b.ranUnder("k"+strconv.Itoa(fifo)), "each ran, in order")
+		}
 	}
 }
 
