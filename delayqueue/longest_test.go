@@ -95,8 +95,6 @@ type longQueue struct {
 	t *testing.T
 	p *partition
 	n int // names
-
-	line int // messages that wait for one key throughout
 }
 
 func (q *longQueue) name(what string) string {
@@ -160,6 +158,9 @@ func (q *longQueue) old(ids []string) {
 		require.NoError(q.t, ageRecord(q.Queue, id))
 	}
 }
+
+// longLine is how many messages wait for one key throughout.
+const longLine = 30_000
 
 func newLongQueue(t *testing.T, rdb redis.UniversalClient, opts ...Option) *longQueue {
 	t.Helper()
@@ -292,7 +293,7 @@ var longestLoads = []struct {
 	}},
 	{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
 		places := q.rdb.ZRangeArgs(q.t.Context(), redis.ZRangeArgs{
-			Key: q.p.keys[keyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: int64(q.line / 2), Count: 100,
+			Key: q.p.keys[keyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: longLine / 2, Count: 100,
 		}).Val()
 		ids := make([]string, len(places))
 		for i, place := range places {
@@ -323,7 +324,7 @@ const mostCalls = 2000
 
 // No script does much, whatever it is asked for and whatever is there.
 func TestScripts_Longest(t *testing.T) {
-	runLongestOn(t, 12_000, func(t *testing.T, again func() map[string]cost) {
+	runLongest(t, func(t *testing.T, again func() map[string]cost) {
 		again() // it loads the scripts
 		costs := again()
 		require.NotEmpty(t, costs)
@@ -337,20 +338,13 @@ func TestScripts_Longest(t *testing.T) {
 // runLongest has judge run each of the longest loads, as often as it likes.
 func runLongest(t *testing.T, judge func(t *testing.T, again func() map[string]cost)) {
 	t.Helper()
-	runLongestOn(t, 30_000, judge)
-}
-
-// runLongestOn does so beside a line of so many messages: more than those of which a partition is large.
-func runLongestOn(t *testing.T, line int, judge func(t *testing.T, again func() map[string]cost)) {
-	t.Helper()
 	s := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: s.Addr})
 	require.Positive(t, computed(rdb.Info(t.Context(), "cpu").Val()))
 	times := &scriptTimes{rdb: redistest.Client(t, &redis.Options{Addr: s.Addr}), longest: map[string]cost{}}
 	rdb.AddHook(times)
 	q := newLongQueue(t, rdb)
-	q.line = line
-	q.fill(line, 64, func(int) string { return "line" })
+	q.fill(longLine, 64, func(int) string { return "line" })
 	for _, name := range []int{keyMessages, keyFIFOs, keyWaiting} {
 		require.EqualValues(t, -1, rdb.PTTL(t.Context(), q.p.keys[name]).Val(), "what is large does not expire")
 	}
