@@ -151,7 +151,8 @@ func workEnds(ctx context.Context) <-chan time.Time {
 var second = regexp.MustCompile(`^\((.*) &\); sleep 0\.3; (.*)$`)
 
 // ordered is such a command without the clock: the second request is sent when work on the first has begun. The first one's work ends
-// when the second has its answer, or is worked on too; and the second one's work ends when the first has its answer.
+// when the second has its answer, or is worked on too; and the second one's work ends when the first has its answer. The folder goes all
+// at once: what is parked may begin just then.
 const ordered = `mkdir turns
 $1 & first=$$!
 until [ -d turns/1 ]; do kill -0 $$first && sleep 0.01 || exit 1; done
@@ -159,7 +160,7 @@ $2 & second=$$!
 until [ -d turns/2 ] || ! kill -0 $$second 2>/dev/null; do sleep 0.01; done
 touch turns/1.end; wait $$first
 touch turns/2.end; wait $$second
-rm -r turns`
+mv turns over; rm -r over`
 
 // A shell does what a reader of a section types.
 type shell struct {
