@@ -23,7 +23,7 @@ type stay struct {
 	left   bool
 	ended  time.Time     // when it left
 	again  bool          // others of its process worked under the same lease before
-	forced bool          // its lease was taken away: it is told soon
+	forced bool          // its lease was taken away, as it may be
 	most   time.Duration // for how long it may have its lease; 0: for as long as it likes
 	least  time.Duration // for how long nobody else has the key, since the lease was granted
 	lost   bool          // its lease had ended when it left

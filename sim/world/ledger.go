@@ -40,8 +40,8 @@ type message struct {
 	entry                *delayqueue.Entry // what the queue said of it in the end
 }
 
-// named reports whether the queue gives it its id.
-func (m *message) named() bool { return m.kind == "park" || m.kind == "nameless" }
+// ticketed reports whether the queue gives it its id.
+func (m *message) ticketed() bool { return m.kind == "park" || m.kind == "nameless" }
 
 // name is what the queue knows it by.
 func (m *message) name() string {
@@ -87,11 +87,11 @@ func (l *ledger) any(r chance) *message {
 func (l *ledger) of(dm delayqueue.Message) *message {
 	id, _, _ := strings.Cut(string(dm.Payload), " ")
 	m := l.byID[id]
-	if m == nil || !bytes.Equal(dm.Payload, m.payload) || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || !m.named() && dm.ID != m.id {
+	if m == nil || !bytes.Equal(dm.Payload, m.payload) || dm.Key != m.key || m.ticket != "" && dm.ID != m.ticket || !m.ticketed() && dm.ID != m.id {
 		l.w.violation("-", "a handler was given %s (%.20q, key %q), which nobody stored", dm.ID, dm.Payload, dm.Key)
 		return nil
 	}
-	if m.ticket == "" && m.named() {
+	if m.ticket == "" && m.ticketed() {
 		m.ticket = dm.ID
 	}
 	return m
