@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -282,19 +281,4 @@ func answersWithoutRedis(t *testing.T, env *redistest.Env) {
 	assert.Contains(t, text, `perkey_queue_up{queue="ship"} 0`)
 	assert.NotContains(t, text, "perkey_queue_messages{")
 	assert.Contains(t, text, "perkey_renewals_total 0")
-}
-
-// BenchmarkCollector_Scrape is a scrape of 20 names of work and two queues.
-func BenchmarkCollector_Scrape(b *testing.B) {
-	recorder := ops.NewRecorder()
-	busy(recorder, 10_000, 20, 2)
-	registry := prometheus.NewRegistry()
-	require.NoError(b, registry.Register(lockprom.New(recorder)))
-	handler := promhttp.HandlerFor(registry, promhttp.HandlerOpts{DisableCompression: true})
-	b.ReportAllocs()
-	for b.Loop() {
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-		_, _ = io.Copy(io.Discard, w.Body)
-	}
 }

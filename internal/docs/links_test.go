@@ -55,6 +55,26 @@ func TestLinks_LeadSomewhere(t *testing.T) {
 	assert.Greater(t, links, 100, "links were found")
 }
 
+// A page shows a promise by the name of a test, or by how the names of some begin: TestFault_….
+func TestPages_NameTestsThatAreThere(t *testing.T) {
+	t.Parallel()
+	var tests strings.Builder
+	for _, file := range files(t, "_test.go") {
+		source, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		tests.Write(source)
+	}
+	for _, d := range documents(t) {
+		for _, m := range regexp.MustCompile(`(-run\s+'?)?\b(Test[A-Z]\w*_\w*)(…?)`).FindAllStringSubmatch(d.text, -1) {
+			begins := "\nfunc " + m[2]
+			if m[1]+m[3] == "" {
+				begins += "("
+			}
+			assert.True(t, strings.Contains(tests.String(), begins), "%s: no test is called %s", d.path, m[2])
+		}
+	}
+}
+
 func TestIndex_HasEachPage(t *testing.T) {
 	t.Parallel()
 	index, err := os.ReadFile(root + "/docs/README.md")
