@@ -151,7 +151,7 @@ func (l *ledger) check(m *message, state delayqueue.State) {
 		reason = m.starts == m.conflicts && slices.ContainsFunc(l.all, func(o *message) bool { return o.replaces(m) && !o.refused })
 	case delayqueue.StateExpired:
 		age := time.Since(m.called) + l.w.server.ahead
-		if m.failed > 0 {
+		if m.failed > 0 || m.starts > 0 && !l.w.quiet(m.called) { // it failed, or was lost
 			age += 30 * time.Second // it would be too old for its next attempt
 		}
 		reason = age >= m.maxAge
