@@ -257,18 +257,18 @@ func TestQuorum_ANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
 		warm(t, l)
 		nodes[0].stop()
-		calls := func(d time.Duration) (asked int) {
+		calls := func(n int, apart time.Duration) (asked int) {
 			before := nodes[0].unread()
-			for range d / (10 * time.Millisecond) {
+			for range n {
 				lease, err := l.TryAcquire(t.Context(), fmt.Sprint(rand.Int()))
 				require.NoError(t, err)
 				require.NoError(t, lease.Release(t.Context()))
-				time.Sleep(10 * time.Millisecond)
+				time.Sleep(apart)
 			}
 			return nodes[0].unread() - before
 		}
-		t.Logf("until it is known: %d", calls(1500*time.Millisecond))
-		require.Less(t, calls(time.Second), 20, "besides probes")
+		t.Logf("until it is known: %d", calls(150, 10*time.Millisecond))
+		require.Less(t, calls(500, 2*time.Millisecond), 20, "besides probes")
 		nodes[0].live()
 		time.Sleep(10 * time.Second)
 		require.Empty(t, records(nodes))
