@@ -120,11 +120,13 @@ func TestScripts_ArgumentsOfAPairAndAHandOver(t *testing.T) {
 	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	other := newLocker(t, env)
+	warm(t, l)
+	listening(t, l)
 	for range 2 {
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		next := acquiring(t, other, "k")
-		queued(t, env, "k", 1)
+		redistest.Eventually(t, func() bool { return l.KnowsContention("k") }, "the message that another process waits")
 		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, granted(t, next).Release(t.Context()))
 	}
