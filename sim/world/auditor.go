@@ -48,6 +48,7 @@ type auditor struct {
 	last   map[string]*stay // who came in last
 	line   map[string][]*waiter
 	kept   map[string]time.Time // until when somebody may have a key who is not inside
+	some   map[string]int       // calls that want several keys, and may have this one already
 }
 
 // waiter is a call that waits for a key for as long as its ctx lives.
@@ -66,7 +67,7 @@ type grant struct {
 func newAuditor(w *world) *auditor {
 	return &auditor{
 		w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{},
-		line: map[string][]*waiter{}, kept: map[string]time.Time{},
+		line: map[string][]*waiter{}, kept: map[string]time.Time{}, some: map[string]int{},
 	}
 }
 
@@ -143,7 +144,7 @@ func (a *auditor) watch(keys []string) {
 	for ; !a.w.calm; time.Sleep(200 * time.Millisecond) {
 		for _, key := range keys {
 			now := time.Now()
-			if slices.ContainsFunc(a.inside[key], (*stay).alive) || now.Before(a.kept[key]) || busy[key].IsZero() {
+			if slices.ContainsFunc(a.inside[key], (*stay).alive) || now.Before(a.kept[key]) || a.some[key] > 0 || busy[key].IsZero() {
 				busy[key] = now
 			}
 			for _, o := range a.line[key] {

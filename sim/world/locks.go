@@ -259,9 +259,12 @@ func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) e
 	keys := l.keys[slices.Index(l.keys, from):]
 	p.told.calling()
 	for _, key := range keys { // it may take some of them before it has all
-		l.keeps(key, 12*time.Second)
+		l.auditor.some[key]++
 	}
 	set, err := p.locker.AcquireAll(ctx, keys)
+	for _, key := range keys {
+		l.auditor.some[key]--
+	}
 	if err != nil {
 		return err
 	}

@@ -66,9 +66,11 @@ func (s *Server) tick() {
 			return
 		case now := <-ticker.C:
 			// A late tick moves the clock by two ticks at most: otherwise a key that was set just before
-			// it would expire too early by as much as the tick is late.
-			s.FastForward(min(now.Sub(last), 2*tick))
-			last = now
+			// it would expire too early by as much as the tick is late. Whole milliseconds, as PTTL has them: else a
+			// script that keeps an expiry as it is would shorten it.
+			passed := now.Sub(last).Truncate(time.Millisecond)
+			s.FastForward(min(passed, 2*tick))
+			last = last.Add(passed)
 		}
 	}
 }
