@@ -44,14 +44,23 @@ func (c *copies) holdUp(request []byte) (first bool) {
 		if len(words) < 7 || lines[0] != strconv.Itoa(len(words)) { // a part of a command
 			continue
 		}
-		for _, script := range []string{"acquire", "acquireall", "admit", "reserve"} {
-			keys, _ := strconv.Atoi(words[2])
-			call := words[1] + words[3] + words[3+keys]
-			if words[1] != redis.NewScript(core.Scripts[script]).Hash() || c.held[call] != nil {
+		keys, _ := strconv.Atoi(words[2])
+		for script, at := range map[string]int{"acquire": 2, "acquires": 0, "acquireall": 2, "admit": 2, "reserve": 2} {
+			if words[1] != redis.NewScript(core.Scripts[script]).Hash() {
 				continue
 			}
-			c.held[call], first = fmt.Appendf(nil, "*%s\r\n", command), true
-			until, _ := strconv.ParseInt(words[5+keys], 10, 64)
+			calls := []string{words[1] + words[3] + words[3+keys]}
+			for i := range keys {
+				if script == "acquires" { // of several callers
+					calls = append(calls[:i], words[1]+words[3+i]+words[4+keys+3*i])
+				}
+			}
+			for _, call := range calls {
+				if c.held[call] == nil {
+					c.held[call], first = fmt.Appendf(nil, "*%s\r\n", command), true
+				}
+			}
+			until, _ := strconv.ParseInt(words[3+keys+at], 10, 64)
 			c.last = max(c.last, until)
 		}
 	}

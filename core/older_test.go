@@ -37,6 +37,10 @@ func olderScripts() (redis.Hook, error) {
 	}
 	instead := map[string]string{}
 	for name, source := range core.Scripts {
+		if name == "acquires" || name == "releases" { // which that version does not have: each asks alone
+			instead[source] = "local all = {} for i = 1, #KEYS do all[i] = false end return all"
+			continue
+		}
 		older := luascript.Load(os.DirFS(dir), name).Source()
 		instead[source] = olderArguments[name] + "local reply = (function()\n" + older + "\nend)()\n" + olderReplies[name] + "return reply"
 	}
@@ -81,8 +85,9 @@ func TestOlder_AThinRecordIsAConflict(t *testing.T) {
 		waits := acquiring(t, older, "k")
 		time.Sleep(50 * time.Millisecond)
 		require.Empty(t, waits)
-		_, err = third.TryAcquire(ctx, "k") // inflates it
+		_, err = third.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict)
+		inflate(t, env.Client(t), core.RecordName(env.Prefix, "k"))
 		info, err = older.Inspect(ctx, "k")
 		require.NoError(t, err)
 		require.False(t, info.UnknownFormat)

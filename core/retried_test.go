@@ -42,7 +42,7 @@ func (r *road) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (r *road) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if !isScript(cmds[0], "acquire") {
+		if !isScript(cmds[0], "acquire") && !isScript(cmds[0], "acquires") {
 			return next(ctx, cmds)
 		}
 		if r.tried++; r.tried > 1 {

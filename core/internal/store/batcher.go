@@ -9,7 +9,6 @@ import (
 
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/groupcommit"
-	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // batcher sends the script calls for one node of Redis, and tracks the node's health. Calls that
@@ -105,12 +104,12 @@ func (b *batcher) send(batch []*command) {
 		d.deliver(batch[0], b.exec(batch[0]))
 		return
 	}
-	calls, now := make([]*luascript.Call, len(batch)), time.Now()
-	for i, c := range batch {
-		calls[i], c.at, c.beside = c.sent(true), now, len(batch)
+	now := time.Now()
+	for _, c := range batch {
+		c.at, c.beside = now, len(batch)
 	}
 	b.sends()
-	failure := luascript.Pipeline(b.newFlight(batch), d.rdb, calls)
+	failure := b.pipeline(b.newFlight(batch), batch)
 	b.returns(failure)
 	if !isUnreachable(failure) {
 		b.load.took(time.Since(now))

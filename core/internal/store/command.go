@@ -18,6 +18,7 @@ type command struct {
 	script    *luascript.Script
 	record    string
 	noRetry   bool // never to be sent again after a lost reply: the second reply would mean something else
+	plain     bool // it is one of those that a script does together
 	publishes bool // it publishes a message that another process waits for
 	ctx       callContext
 	args      []any
@@ -98,7 +99,7 @@ func (d *deployment) recycle(c *command) {
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
 	c.cmd, c.until, c.at = redis.Cmd{}, time.Time{}, time.Time{}
-	c.records, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, 0, false, nil
+	c.records, c.plain, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, false, 0, false, nil
 	clear(c.args)
 	clear(c.texts)
 	c.texts, c.numbers = c.texts[:0], c.numbers[:0]

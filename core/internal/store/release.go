@@ -44,6 +44,7 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 	if asked || more {
 		cmd.add(asked)
 	}
+	cmd.plain = d.single && !asked && !more
 	if more {
 		cmd.args = append(cmd.args, req.MinHoldLeft.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 	}

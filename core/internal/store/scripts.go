@@ -25,6 +25,7 @@ func load(name string) *luascript.Script {
 
 var (
 	acquireScript    = load("acquire")
+	acquiresScript   = load("acquires")
 	acquireAllScript = load("acquireall")
 	admitScript      = load("admit")
 	renewScript      = load("renew")
@@ -32,6 +33,7 @@ var (
 	refreshScript    = load("refresh")
 	raiseScript      = load("raise")
 	releaseScript    = load("release")
+	releasesScript   = load("releases")
 	downgradeScript  = load("downgrade")
 	reserveScript    = load("reserve")
 	unreserveScript  = load("unreserve")

@@ -14,6 +14,13 @@ if ARGV[8] ~= '1' then
   if free and free.ok then -- nobody holds it, nobody waits
     return micros
   end
+  if (ARGV[5] or '') == '' and (ARGV[6] or '') == '' and (ARGV[7] or '0') == '0' then -- it does not wait
+    -- #include refusal.lua
+    local refused = refusal(key, token, redis.call('MGET', key)[1])
+    if refused then
+      return refused
+    end
+  end
 elseif redis.call('EXISTS', key) == 0 then -- the same
   if tonumber(ARGV[7]) > 0 then
     redis.call('HDEL', key, '') -- as in ask.lua
