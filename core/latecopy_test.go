@@ -52,7 +52,7 @@ func (c *copies) holdUp(request []byte) (first bool) {
 			calls := []string{words[1] + words[3] + words[3+keys]}
 			for i := range keys {
 				if script == "acquires" { // of several callers
-					calls = append(calls[:i], words[1]+words[3+i]+words[4+keys+3*i])
+					calls = append(calls[:i], words[1]+words[3+i]+words[4+keys+4*i])
 				}
 			}
 			for _, call := range calls {

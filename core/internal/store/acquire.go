@@ -56,7 +56,7 @@ func (d *deployment) acquireCommand(ctx context.Context, req *AcquireRequest) *c
 	if cluster {
 		cmd.args = append(cmd.args, true)
 	}
-	cmd.plain = d.single && !more && !req.again
+	cmd.plain = d.single && !parked && req.Watch == "" && !req.again
 	return cmd
 }
 

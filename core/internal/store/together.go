@@ -47,7 +47,7 @@ func (t *together) add(ctx context.Context, calls []*luascript.Call) []*luascrip
 	case 1:
 		return append(calls, t.commands[0].sent(true))
 	}
-	args := t.script.Args(make([]any, 0, 4+4*len(t.commands)), len(t.commands))
+	args := t.script.Args(make([]any, 0, 4+5*len(t.commands)), len(t.commands))
 	for _, c := range t.commands {
 		args = append(args, c.record)
 	}
@@ -68,11 +68,14 @@ func (c *command) plainArgs(args []any) []any {
 	if c.script == releaseScript {
 		return append(args, own...)
 	}
-	what := any("")
+	what, mark := any(""), any("")
 	if len(own) > 3 {
 		what = own[3]
 	}
-	return append(args, own[0], own[1], what)
+	if len(own) > 4 {
+		mark = own[4]
+	}
+	return append(args, own[0], own[1], what, mark)
 }
 
 // spread gives each command its reply. It appends those that have to ask alone to alone.

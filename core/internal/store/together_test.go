@@ -47,10 +47,11 @@ var asks = []struct {
 	args   []any
 	alone  string
 }{
-	{"acquire", []any{holderToken, 50000, 0, "x"}, "a list, a newer format, for ever, its own, its own HASH, somebody's HASH"},
-	{"acquire", []any{"0" + holderToken[1:], 50000, 0, "y"}, "a list, a newer format, a reader's, for ever, its own HASH, one of three, somebody's HASH"},
-	{"acquire", []any{"3" + holderToken[1:], 50000, 0, "y"}, "a list, a newer format, a reader's, for ever, its own HASH, one of three, somebody's HASH"},
-	{"acquire", []any{holderToken, 50000, 1, "late"}, ""},
+	{"acquire", []any{holderToken, 50000, 0, "x", ""}, "a list, a newer format, for ever, its own, its own HASH, somebody's HASH"},
+	{"acquire", []any{"0" + holderToken[1:], 50000, 0, "y", ""}, "a list, a newer format, a reader's, for ever, its own HASH, one of three, somebody's HASH"},
+	{"acquire", []any{"3" + holderToken[1:], 50000, 0, "y", ""}, "a list, a newer format, a reader's, for ever, its own HASH, one of three, somebody's HASH"},
+	{"acquire", []any{holderToken, 50000, 1, "late", ""}, ""},
+	{"acquire", []any{holderToken, 50000, 0, "waits", "@"}, "a list, a newer format, a reader's, a stranger's, for ever, its own, its own HASH, one of three, somebody's HASH"},
 	{"release", []any{holderToken, 1}, "a list, a newer format, a reader's, a stranger's, for ever, its own HASH, nothing, one of three, somebody's HASH"},
 	{"release", []any{holderToken, 0}, "a list, a newer format, a reader's, a stranger's, for ever, its own, its own HASH, nothing, one of three, somebody's HASH"},
 	{"release", []any{holderToken, "9000000000000000"}, "a list, a newer format, a reader's, a stranger's, for ever, its own, its own HASH, nothing, one of three, somebody's HASH"},
@@ -74,9 +75,9 @@ func askTogether(t *testing.T, rdb *redis.Client, sources map[string]string, scr
 		case script == "release":
 			args = append(args, own...)
 		case i == 0:
-			args = append(args, own[2], own[0], own[1], own[3])
+			args = append(args, own[2], own[0], own[1], own[3], own[4])
 		default:
-			args = append(args, own[0], own[1], own[3])
+			args = append(args, own[0], own[1], own[3], own[4])
 		}
 	}
 	replies, err := rdb.Eval(t.Context(), sources[script+"s"], keys, args...).Slice()
@@ -155,13 +156,14 @@ func TestTogether_EachIsAsAlone(t *testing.T) {
 
 var togetherMutants = []struct{ name, script, old, new string }{
 	{"a held key is taken", "acquires", "'NX', 'PX'", "'PX'"},
-	{"all are as the first", "acquires", "'pk2 ' .. ARGV[3 * i - 1]", "'pk2 ' .. ARGV[2]"},
-	{"a lease is shorter", "acquires", "'PX', ARGV[3 * i])", "'PX', ARGV[3 * i] / 2)"},
+	{"all are as the first", "acquires", "'pk2 ' .. ARGV[4 * i - 2]", "'pk2 ' .. ARGV[2]"},
+	{"a lease is shorter", "acquires", "'PX', ARGV[4 * i - 1])", "'PX', ARGV[4 * i - 1] / 2)"},
 	{"who comes late is served", "acquires", "if ARGV[1] - now < 0 and", "if false and"},
 	{"a refusal is another's", "acquires", "refusal(KEYS[i], ARGV", "refusal(KEYS[1], ARGV"},
 	{"its own is refused", "acquires", "holder ~= token and", "true and"},
 	{"a reader is refused beside another", "acquires", "and (string.sub(holder, 1, 2) == '1:' or string.sub(token, 1, 2) == '1:')", ""},
 	{"what never ends ends", "acquires", "rest >= 0", "true"},
+	{"who waits is refused", "acquires", "elseif ARGV[4 * i + 1] ~= '' then", "elseif false then"},
 	{"one error is everybody's", "acquires", "redis.pcall('SET'", "redis.call('SET'"},
 	{"anybody releases", "releases", "string.sub(text, 1, #its) == its", "true"},
 	{"a release in the future is forgotten", "releases", " and used < micros", ""},
