@@ -143,9 +143,7 @@ func (b *batcher) send(batch []*command) {
 func (b *batcher) toRetry(batch []*command) (again []*command) {
 	tries := 0
 	for _, c := range batch {
-		err := c.call.Err()
-		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.noRetry || !MayHaveRun(err)) && !c.unwanted() {
-			c.tries, c.ran = c.tries+1, c.ran || MayHaveRun(err)
+		if b.again(c) {
 			tries = max(tries, c.tries)
 			again = append(again, c)
 		}
@@ -159,13 +157,42 @@ func (b *batcher) toRetry(batch []*command) (again []*command) {
 	return again
 }
 
+// again reports whether a command that has been sent is to be sent again.
+func (b *batcher) again(c *command) bool {
+	err := c.call.Err()
+	if !isUnreachable(err) && !isTransient(err) || c.tries >= b.d.retries || c.noRetry && MayHaveRun(err) || c.unwanted() {
+		return false
+	}
+	c.tries, c.ran = c.tries+1, c.ran || MayHaveRun(err)
+	return true
+}
+
 // The pauses before a pipeline is sent again, as go-redis has them.
 const retryPauseMin, retryPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
 
 // exec sends one command by itself.
 func (b *batcher) exec(c *command) result {
+	r := b.once(c, c.noRetry)
+	if isUnreachable(r.err) {
+		b.fail(r.err)
+	}
+	return r
+}
+
+// try sends one command by itself, once, for a caller who waits for so long. It reports whether it is to be sent again.
+func (b *batcher) try(c *command, timeout time.Duration) (r result, again bool) {
+	defer b.group.Leave()
+	r = b.once(c, true)
+	if again = b.again(c) && time.Since(c.at) < timeout; !again && isUnreachable(r.err) {
+		b.fail(r.err)
+	}
+	return r, again
+}
+
+// once is exec without the news that the node is away.
+func (b *batcher) once(c *command, noRetry bool) result {
 	b.sends()
-	call, now := c.sent(c.noRetry), time.Now()
+	call, now := c.sent(noRetry), time.Now()
 	c.at, c.beside = now, 1
 	if c.publishes {
 		// Redis writes last to the client for which it had output first. With the PING that is this client, so
@@ -176,9 +203,7 @@ func (b *batcher) exec(c *command) result {
 	}
 	r := c.result()
 	b.returns(r.err)
-	if isUnreachable(r.err) {
-		b.fail(r.err)
-	} else {
+	if !isUnreachable(r.err) {
 		b.load.took(time.Since(now))
 	}
 	return r

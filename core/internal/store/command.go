@@ -197,11 +197,17 @@ func (c *callContext) Err() error {
 	}
 }
 
+// direct reports whether a caller who would wait for the reply anyway can send its command itself, which saves two switches of
+// goroutines: nothing else is under way, and it need not dial. After true the caller leaves b.group.
+func (d *deployment) direct(b *batcher) bool {
+	return !d.patient && b.heardLately() && b.group.Enter()
+}
+
 // do sends a release, on its caller's goroutine if it can. It reports whether go-redis may have sent it twice.
 func (d *deployment) do(cmd *command) (r result, twice bool) {
 	b := d.batcher(cmd.record)
 	switch {
-	case !d.patient && b.heardLately() && b.group.Enter(): // else it may have to dial
+	case d.direct(b):
 		defer b.group.Leave()
 		r = b.exec(cmd)
 	default:
@@ -223,6 +229,13 @@ func (d *deployment) do(cmd *command) (r result, twice bool) {
 // nothing to undo may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	b := d.batcher(cmd.record)
+	if ctx.Done() == nil && timeout >= ReplyTimeout && d.life.Open() && d.direct(b) {
+		if r, again := b.try(cmd, timeout); !again {
+			b.load.waited(cmd, r)
+			return r, false, nil
+		}
+		timeout -= time.Since(cmd.at)
+	}
 	if cmd.token != "" {
 		cmd.expect(ctx, timeout)
 	}
