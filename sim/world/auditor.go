@@ -21,6 +21,7 @@ type stay struct {
 	fence  int64
 	began  time.Time
 	left   bool
+	over   bool          // it has left, or its lease has ended
 	ended  time.Time     // when it left
 	again  bool          // others of its process worked under the same lease before
 	forced bool          // its lease was taken away, as it may be
@@ -78,10 +79,11 @@ func (a *auditor) enter(key string, s *stay) {
 	}
 	s.began = time.Now()
 	a.w.emit(s.who, "enters", key, string(s.mode), " fence ", s.fence)
-	now := slices.DeleteFunc(a.inside[key], func(o *stay) bool { return !o.alive() })
-	before := 1
-	for _, o := range now {
-		if a.excused(o) || a.excused(s) {
+	all := slices.Clone(a.inside[key]) // to ask a context may wait, and others come in meanwhile
+	last, before := a.last[key], 1
+	a.inside[key], a.last[key] = append(a.inside[key], s), s
+	for _, o := range all {
+		if o.over = !o.alive(); o.over || a.excused(o) || a.excused(s) {
 			continue
 		}
 		if s.mode == core.ModeExclusive || o.mode == core.ModeExclusive {
@@ -94,10 +96,10 @@ func (a *auditor) enter(key string, s *stay) {
 	if s.mode == core.ModeCounted && before > s.limit {
 		a.w.violation(s.who, "%s: number %d of %d", key, before, s.limit)
 	}
-	if last := a.fences[key]; s.mode == core.ModeExclusive && s.fence < last && !a.excused(s) && !a.w.on("clock-back") {
-		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, last)
+	if latest := a.fences[key]; s.mode == core.ModeExclusive && s.fence < latest && !a.excused(s) && !a.w.on("clock-back") {
+		a.w.violation(s.who, "%s: fence %d after %d", key, s.fence, latest)
 	}
-	if last := a.last[key]; last != nil && last.least > 0 && (s.mode == core.ModeExclusive || last.mode == core.ModeExclusive) &&
+	if last != nil && last.least > 0 && (s.mode == core.ModeExclusive || last.mode == core.ModeExclusive) &&
 		!a.excused(last) && !a.excused(s) && !last.lost && !a.w.on("clock-back") {
 		if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart > 0 && apart < last.least-ahead {
 			a.w.violation(s.who, "%s: it is granted %s after %s, which has it for at least %s", key, apart, last.who, last.least)
@@ -109,7 +111,7 @@ func (a *auditor) enter(key string, s *stay) {
 	}
 	a.grants[this] = s
 	a.fences[key] = max(a.fences[key], s.fence)
-	a.inside[key], a.last[key] = append(now, s), s
+	a.inside[key] = slices.DeleteFunc(a.inside[key], func(o *stay) bool { return o.over })
 }
 
 // leave records that a holder is done.

@@ -213,6 +213,16 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 	l.stayFor(work, 2500*time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
+	if l.r.one(6) && s.alive() {
+		longer := l.r.between(time.Second, 8*time.Second)
+		if s.most > 0 {
+			s.most += longer // which that may pass
+		}
+		err := lease.Extend(ctx, longer)
+		l.w.emit(who, "extends", key, longer, err)
+		l.expect(who, "extend", err)
+		l.stayFor(work, longer)
+	}
 	if s.mode == core.ModeExclusive && l.r.one(6) && s.alive() {
 		s.mode = core.ModeShared // readers may be let in before the reply
 		err := lease.Downgrade(ctx)
