@@ -159,7 +159,7 @@ func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
 	rdb := env.Client(t)
-	l := newLocker(t, env, core.WithTTL(300*time.Millisecond))
+	l := newLocker(t, env, core.WithTTL(2*time.Second))
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
@@ -170,7 +170,7 @@ func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	_, err = l.TryAcquire(t.Context(), "k")
 	require.ErrorIs(t, err, core.ErrConflict)
 
-	time.Sleep(600 * time.Millisecond) // two ttls: it lives by renewals alone
+	time.Sleep(4 * time.Second) // two ttls: it lives by renewals alone
 	require.NoError(t, lease.Context().Err())
 	require.NoError(t, lease.Release(t.Context()))
 	require.Empty(t, redistest.Keys(t, rdb, "p"))

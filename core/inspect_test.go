@@ -93,7 +93,7 @@ func TestInspect_TellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 func TestInspect_TellsTheModes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
-		a, b := newLocker(t, env), newLocker(t, env, core.WithTTL(200*time.Millisecond))
+		a, b := newLocker(t, env), newLocker(t, env, core.WithTTL(2*time.Second))
 		for _, c := range []struct {
 			opt   core.AcquireOption
 			mode  core.Mode
@@ -106,7 +106,7 @@ func TestInspect_TellsTheModes(t *testing.T) {
 				require.NoError(t, err)
 				leases = append(leases, lease)
 			}
-			dead, err := b.TryAcquire(ctx, key, c.opt, core.FixedLease(200*time.Millisecond))
+			dead, err := b.TryAcquire(ctx, key, c.opt, core.FixedLease(2*time.Second))
 			require.NoError(t, err)
 			waiting := waitFor(t, b, key)
 			info, err := a.Inspect(ctx, key)
@@ -117,7 +117,7 @@ func TestInspect_TellsTheModes(t *testing.T) {
 				require.Equal(t, lease.Fence(), info.Holders[i].Fence)
 				require.Equal(t, c.mode, info.Holders[i].Mode)
 				require.Equal(t, c.limit, info.Holders[i].Limit)
-				require.Equal(t, []time.Duration{core.DefaultTTL, core.DefaultTTL, 200 * time.Millisecond}[i], info.Holders[i].TTL)
+				require.Equal(t, []time.Duration{core.DefaultTTL, core.DefaultTTL, 2 * time.Second}[i], info.Holders[i].TTL)
 			}
 			require.Equal(t, core.ModeExclusive, info.Waiters[0].Mode)
 

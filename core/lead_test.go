@@ -211,9 +211,9 @@ func TestLead_AStoppedAndAKilledLeader(t *testing.T) {
 		require.NoError(t, err)
 		return fence
 	}
-	one := launchHolder(t, env, "k", time.Second, "lead")
+	one := launchHolder(t, env, "k", 3*time.Second, "lead")
 	first := fenceOf(one)
-	two := launchHolder(t, env, "k", time.Second, "lead")
+	two := launchHolder(t, env, "k", 3*time.Second, "lead")
 	one.signal(syscall.SIGSTOP)
 	second := fenceOf(two)
 	require.Greater(t, second, first)
@@ -232,5 +232,5 @@ func TestLead_AStoppedAndAKilledLeader(t *testing.T) {
 	one.tell("stop")
 	require.Equal(t, "ended", one.line())
 	wg.Wait()
-	require.Less(t, (<-started).Sub(stopped), 700*time.Millisecond, "a Shutdown hands over")
+	require.Less(t, (<-started).Sub(stopped), 2*time.Second, "a Shutdown hands over")
 }

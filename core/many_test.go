@@ -242,10 +242,10 @@ func TestDiningPhilosophers(t *testing.T) {
 
 func TestAcquireAll_ASetEndsWithItsFirstLease(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		l := newLocker(core.WithTTL(time.Second))
+		l := newLocker(core.WithTTL(2 * time.Second))
 		set, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
 		require.NoError(t, err)
-		time.Sleep(1500 * time.Millisecond)
+		time.Sleep(3 * time.Second)
 		require.NoError(t, set.Context().Err(), "they are renewed: %v", context.Cause(set.Context()))
 		require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "b")).Err())
 		<-set.Context().Done()
@@ -303,7 +303,7 @@ func TestAcquireAll_SetsTakeOptions(t *testing.T) {
 		l, other := newLocker(), newLocker()
 		keys := []string{"a", "b"}
 		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(2)} {
-			first, err := l.AcquireAll(t.Context(), keys, opt, core.LeaseTTL(time.Second))
+			first, err := l.AcquireAll(t.Context(), keys, opt, core.LeaseTTL(time.Minute))
 			require.NoError(t, err)
 			second, err := other.TryAcquireAll(t.Context(), keys, opt)
 			require.NoError(t, err)

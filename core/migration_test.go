@@ -57,7 +57,7 @@ type migratingLock struct {
 	to              *redistest.Server
 }
 
-const migratingTTL = 2 * time.Second
+const migratingTTL = 3 * time.Second
 
 func newMigratingLock(t *testing.T, c *redistest.Cluster, protocol int) *migratingLock {
 	t.Helper()

@@ -46,7 +46,7 @@ func TestPatientCalls_GrantedByMessageDoNotWaitForTheirQuestion(t *testing.T) {
 		var held []*core.Lease
 		done := make(chan error, keys)
 		for i := range keys {
-			lease, err := holder.Acquire(t.Context(), fmt.Sprint(i), core.LeaseTTL(800*time.Millisecond))
+			lease, err := holder.Acquire(t.Context(), fmt.Sprint(i), core.LeaseTTL(2*time.Second))
 			require.NoError(t, err)
 			held = append(held, lease)
 			go func() {
@@ -56,7 +56,7 @@ func TestPatientCalls_GrantedByMessageDoNotWaitForTheirQuestion(t *testing.T) {
 			queued(t, env, fmt.Sprint(i), 1)
 		}
 		silence()
-		time.Sleep(1800 * time.Millisecond) // they ask whether the holder's lease has ended
+		time.Sleep(3 * time.Second) // they ask whether the holder's lease has ended
 		for _, lease := range held {
 			require.NoError(t, lease.Release(t.Context()))
 		}

@@ -128,7 +128,7 @@ func TestRefusal_AFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 
 func TestRefusal_ARedisThatTakesNoMoreClientsIsUnavailableAndHoldersGoOn(t *testing.T) {
 	t.Parallel()
-	const ttl = time.Second
+	const ttl = 2 * time.Second
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
 	rdb, holder := env.Client(t), newLocker(t, env, core.WithTTL(ttl))
 	lease, err := holder.TryAcquire(t.Context(), "k")

@@ -109,10 +109,10 @@ func TestReplicas_AStoppedReplicaDoesNotCount(t *testing.T) {
 
 	// The wait is longer than the lease: it is renewed meanwhile.
 	start := time.Now()
-	time.AfterFunc(600*time.Millisecond, r.replicas[0].Resume)
-	lease, err = l.Acquire(t.Context(), "k", core.WaitReplicas(2, 10*time.Second), core.LeaseTTL(200*time.Millisecond))
+	time.AfterFunc(3*time.Second, r.replicas[0].Resume)
+	lease, err = l.Acquire(t.Context(), "k", core.WaitReplicas(2, 10*time.Second), core.LeaseTTL(2*time.Second))
 	require.NoError(t, err)
-	require.Greater(t, time.Since(start), 500*time.Millisecond)
+	require.Greater(t, time.Since(start), 2900*time.Millisecond)
 	require.NoError(t, lease.Context().Err())
 	require.NoError(t, lease.Release(t.Context()))
 
@@ -182,11 +182,11 @@ func TestReplicas_ALostKeyIsNotReplicated(t *testing.T) {
 	r := startReplicated(t, 1)
 	l := newLocker(t, r.env)
 	r.replicas[0].Pause()
-	waiter := acquiring(t, l, "k", core.WaitReplicas(1, 10*time.Second), core.LeaseTTL(300*time.Millisecond))
+	waiter := acquiring(t, l, "k", core.WaitReplicas(1, 10*time.Second), core.LeaseTTL(2*time.Second))
 	name := core.RecordName("p", "k")
 	redistest.Eventually(t, func() bool { return r.primary.Exists(t.Context(), name).Val() == 1 }, "the grant")
 	require.NoError(t, r.primary.Del(t.Context(), name).Err())
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(2 * time.Second)
 	r.replicas[0].Resume()
 	lease := granted(t, waiter)
 	require.NoError(t, lease.Context().Err(), "it asked again")

@@ -197,7 +197,7 @@ func TestReservation_AReservationEndsByItself(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, rdb := newLocker(t, env), env.Client(t)
-		const long = 600 * time.Millisecond
+		const long = 2 * time.Second
 		begun := time.Now()
 		for _, key := range []string{"idle", "tried", "waited for"} {
 			require.NoError(t, reserve(t, l, key, long))

@@ -75,7 +75,7 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 			}
 			require.Greater(t, len(secrets), before)
 		}
-		first, err := a.TryAcquire(ctx, "k", opt, core.LeaseTTL(1500*time.Millisecond))
+		first, err := a.TryAcquire(ctx, "k", opt, core.LeaseTTL(3*time.Second))
 		require.NoError(t, err)
 		listening(t, a)
 		waiting := waitFor(t, b, "k")
@@ -89,7 +89,7 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 		show(nil, err)
 		_, err = a.Resume(ctx, token, core.Counted(7))
 		show(nil, err)
-		time.Sleep(600 * time.Millisecond) // it is renewed
+		time.Sleep(1100 * time.Millisecond) // it is renewed
 		show(a.ForceRelease(ctx, "k", first.Fence()))
 		show(first, first.Release(ctx))
 		_, err = a.Resume(ctx, token)

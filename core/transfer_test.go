@@ -38,7 +38,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
-		lease, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(time.Second))
+		lease, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(2*time.Second))
 		require.NoError(t, err)
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 		require.Equal(t, "k", resumed.Key())
 		require.Equal(t, lease.Fence(), resumed.Fence())
 		require.Equal(t, token, resumed.Token())
-		time.Sleep(1500 * time.Millisecond)
+		time.Sleep(3 * time.Second)
 		require.NoError(t, resumed.Context().Err(), "it is renewed")
 		_, err = to.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -109,7 +109,7 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
 		hold := func() (taken, resumed *core.Lease) {
-			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(1500*time.Millisecond))
+			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(2*time.Second))
 			require.NoError(t, err)
 			resumed, err = to.Resume(ctx, taken.Token())
 			require.NoError(t, err)
@@ -117,7 +117,7 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 			return taken, resumed
 		}
 		taken, resumed := hold()
-		time.Sleep(2 * time.Second)
+		time.Sleep(3 * time.Second)
 		require.NoError(t, taken.Context().Err())
 		require.NoError(t, resumed.Context().Err())
 		listening(t, from)
@@ -215,7 +215,7 @@ func TestForceRelease_OfATransferredLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
-		lease, err := from.TryAcquire(ctx, "k", core.LeaseTTL(600*time.Millisecond))
+		lease, err := from.TryAcquire(ctx, "k", core.LeaseTTL(2*time.Second))
 		require.NoError(t, err)
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
