@@ -23,17 +23,16 @@ func TestWithAcquireOptions_MinHold(t *testing.T) {
 	const keys, calls, apart = 3, 5, 200 * time.Millisecond
 	each(t, func(t *testing.T, b *bench) {
 		var mu sync.Mutex
-		began := map[string][]time.Time{}
-		run := func(key string) {
+		fences := map[string][]int64{} // times of Redis, in µs
+		run := func(ctx context.Context, key string) error {
+			lease, _ := core.LeaseFrom(ctx)
 			mu.Lock()
 			defer mu.Unlock()
-			began[key] = append(began[key], time.Now())
+			fences[key] = append(fences[key], lease.Fence())
+			return nil
 		}
 		for range 2 {
-			b.start(func(_ context.Context, m delayqueue.Message) error {
-				run(m.Key)
-				return nil
-			}, delayqueue.WithAcquireOptions(core.MinHold(apart)))
+			b.start(func(ctx context.Context, m delayqueue.Message) error { return run(ctx, m.Key) }, delayqueue.WithAcquireOptions(core.MinHold(apart)))
 		}
 		guard := b.other.Guard(delayqueue.Policy(b.queue), core.MinHold(apart))
 		var all sync.WaitGroup
@@ -41,10 +40,7 @@ func TestWithAcquireOptions_MinHold(t *testing.T) {
 			key := fmt.Sprint("k", i%keys)
 			all.Go(func() {
 				call := core.Call{Key: key, Encode: func() ([]byte, error) { return nil, nil }}
-				err := guard.Do(t.Context(), call, func(context.Context) error {
-					run(key)
-					return nil
-				})
+				err := guard.Do(t.Context(), call, func(ctx context.Context) error { return run(ctx, key) })
 				if !errors.Is(err, core.ErrDeferred) {
 					assert.NoError(t, err)
 				}
@@ -54,14 +50,14 @@ func TestWithAcquireOptions_MinHold(t *testing.T) {
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all have run")
 		mu.Lock()
 		defer mu.Unlock()
-		for key, times := range began {
-			require.Len(t, times, calls, key)
-			slices.SortFunc(times, time.Time.Compare)
-			for i := 1; i < calls; i++ { // a lease begins a little before its work
-				require.Greater(t, times[i].Sub(times[i-1]), apart-20*time.Millisecond, key)
+		for key, granted := range fences {
+			require.Len(t, granted, calls, key)
+			slices.Sort(granted)
+			for i := 1; i < calls; i++ { // Redis counts in ms
+				require.Greater(t, granted[i]-granted[i-1], (apart - 2*time.Millisecond).Microseconds(), key)
 			}
 		}
-		require.Len(t, began, keys)
+		require.Len(t, fences, keys)
 	})
 }
 
