@@ -332,8 +332,8 @@ func TestWarning_DeadLettersNeedNoWorker(t *testing.T) {
 		b.reaches(id, delayqueue.StateDead)
 		require.NoError(t, w.Stop(t.Context()))
 		b.lastClaimIsLongAgo()
-		require.Never(t, func() bool { return len(seen.warnings()) > 0 }, 500*time.Millisecond, 10*time.Millisecond)
-		require.False(t, b.queue.LooksForWorkers())
+		redistest.Eventually(t, func() bool { return !b.queue.LooksForWorkers() }, "nobody looks any more")
+		require.Empty(t, seen.warnings())
 	})
 }
 
@@ -348,7 +348,7 @@ func TestWarning_IsNotLookedForOnceTheClientIsClosed(t *testing.T) {
 	time.Sleep(250 * time.Millisecond)
 	require.True(t, b.queue.LooksForWorkers())
 	require.NoError(t, rdb.Close())
-	time.Sleep(250 * time.Millisecond)
+	redistest.Eventually(t, func() bool { return !b.queue.LooksForWorkers() }, "it looks once more")
 	require.Never(t, b.queue.LooksForWorkers, 300*time.Millisecond, 10*time.Millisecond)
 }
 
