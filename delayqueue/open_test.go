@@ -257,7 +257,8 @@ func TestOpen_RedrivesWhateverTheBounds(t *testing.T) {
 		}
 		enqueues.Wait()
 		w := b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("no")) })
-		redistest.Eventually(t, func() bool { return b.inState()[2] >= more }, "all are dead")
+		_, err := b.queue.Wait(t.Context(), b.enqueue(delayqueue.Job{Key: "k"})) // all die, one after the other
+		require.NoError(t, err)
 		require.NoError(t, w.Stop(t.Context()))
 		o, err := delayqueue.Open(t.Context(), env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
 		require.NoError(t, err)
