@@ -63,10 +63,10 @@ func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user strin
 		case "fails":
 			return errors.New("no")
 		case "slow":
-			time.Sleep(150 * time.Millisecond)
+			time.Sleep(time.Second) // its claim is extended
 		}
 		return delayqueue.SetResult(ctx, []byte("result"))
-	}, delayqueue.WithClaimLease(100*time.Millisecond))
+	}, delayqueue.WithClaimLease(2*time.Second))
 
 	var ids []string
 	for i := range 3 {

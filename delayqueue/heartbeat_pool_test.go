@@ -21,7 +21,7 @@ func TestHeartbeat_HeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
 	for name, given := range map[string]bool{"of their own": false, "given": true} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				const pool, messages, lease = 4, 50, time.Second
+				const pool, messages, lease = 4, 50, 3 * time.Second
 				b := setup(t, env, delayqueue.WithMaxAttempts(10))
 				full := redistest.Client(t, redistest.OnePool(&redis.Options{
 					Addr: env.Addr, PoolSize: pool, MaxActiveConns: pool, PoolTimeout: 100 * time.Millisecond,

@@ -33,7 +33,7 @@ func inPartition(t *testing.T, b *bench, i, n int) string {
 
 func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const lease = time.Second
+		const lease = 2 * time.Second
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
 		rdb := env.Client(t)
