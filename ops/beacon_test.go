@@ -152,7 +152,7 @@ func TestBeacon_LeavesOutWhatIsNotHot(t *testing.T) {
 			_, err := locker.TryAcquire(ctx, long(i))
 			require.NoError(t, err)
 		}
-		startBeacon(t, env.Client(t), recorder, locker)
+		startBeacon(t, env.Client(t), recorder, locker, ops.WithInterval(time.Second)) // its entry stays for longer
 		p := tells(t, env, func(p ops.Process) bool { return p.Local.Held == 40 }, "it is told")
 		keys := redistest.Keys(t, env.Client(t), env.Prefix+":ops:{fleet}:process:")
 		require.Len(t, keys, 1)
