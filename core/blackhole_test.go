@@ -1,3 +1,5 @@
+//go:build soak
+
 package core_test
 
 import (
@@ -34,9 +36,6 @@ const replyTimeout = 3 * time.Second
 func briefly(d time.Duration) retry.Policy {
 	return retry.Policy{MaxWait: d, Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond}
 }
-
-// modes are the ways in which a key can be waited for.
-var modes = map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(3)}}
 
 // holePaths are the ways to a refusal, each with the time that it may take besides that for a word from Redis.
 var holePaths = []struct {

@@ -1,3 +1,5 @@
+//go:build soak
+
 package core_test
 
 import (
@@ -340,17 +342,6 @@ func extendInTheEnd(lease *core.Lease) error {
 		err := lease.Extend(context.Background(), time.Minute)
 		if !errors.Is(err, core.ErrUnavailable) {
 			return err
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// acquireInTheEnd asks until Redis answers.
-func acquireInTheEnd(ctx context.Context, l *core.Locker, key string, opts ...core.AcquireOption) (*core.Lease, error) {
-	for {
-		lease, err := l.Acquire(ctx, key, opts...)
-		if !errors.Is(err, core.ErrUnavailable) {
-			return lease, err
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

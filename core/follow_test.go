@@ -189,3 +189,14 @@ func serves(t *testing.T, rdb redis.UniversalClient) string {
 	t.Helper()
 	return net.JoinHostPort("127.0.0.1", rdb.ConfigGet(t.Context(), "port").Val()["port"])
 }
+
+// acquireInTheEnd asks until Redis answers.
+func acquireInTheEnd(ctx context.Context, l *core.Locker, key string, opts ...core.AcquireOption) (*core.Lease, error) {
+	for {
+		lease, err := l.Acquire(ctx, key, opts...)
+		if !errors.Is(err, core.ErrUnavailable) {
+			return lease, err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

@@ -229,3 +229,6 @@ func TestModes_AWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
 		require.NoError(t, reader.Release(t.Context()))
 	})
 }
+
+// modes are the ways in which a key can be waited for.
+var modes = map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(3)}}

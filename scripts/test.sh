@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the main module with the race detector, those of some modules beside it, and worlds of the simulation. With "all" as
+# Runs the tests of the main module but the console's with the race detector, those of some modules beside it, and worlds of the simulation. With "all" as
 # the first argument: all tests, those with the build tag soak and mutants too; but no worlds. It says first and last on which servers.
 # Further arguments go to `go test` of the main module. SLOWEST=20 lists its twenty slowest tests.
 set -euo pipefail
@@ -57,7 +57,8 @@ trap 'kill -- -$others; rm -rf "$tmp"' EXIT
 status=0
 # Not from the cache: half of what is tested is not Go. The packages that take longest begin first. Mutants follow without the race
 # detector: they show what the checks see. Whoever narrows the run gets just that, with the race detector.
-test_main() { RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops/... ./httplock ./config ./asynqlock ./...; }
+packages=$(go list ./... | if [ $all ]; then cat; else grep -v /console; fi)
+test_main() { RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops ./httplock ./config ./asynqlock $packages; }
 test_mutants() {
 	git grep -l '^func Test.*Mutant' -- '*_test.go' ':!sqlfence' | xargs -n1 dirname | sort -u | sed 's,^,./,' | xargs scripts/gotest.sh -tags=soak -run=Mutant ./ops ./core
 }
