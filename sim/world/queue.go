@@ -277,8 +277,8 @@ func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who strin
 func (q *queueWorkload) hold(ctx context.Context, p *process, who string, greedily bool) error {
 	key, acquire := pick(q.r, q.keys...), p.locker.Acquire
 	if greedily {
-		if len(q.keys) > 1 && q.r.one(3) {
-			return q.two(ctx, p, who)
+		if q.r.one(3) {
+			return q.two(ctx, p, who, key)
 		}
 		acquire = p.locker.TryAcquire
 	}
@@ -296,10 +296,9 @@ func (q *queueWorkload) hold(ctx context.Context, p *process, who string, greedi
 	return lease.Release(release)
 }
 
-// two asks for two keys again and again, and works under both.
-func (q *queueWorkload) two(ctx context.Context, p *process, who string) error {
-	first := q.r.IntN(len(q.keys) - 1)
-	keys := q.keys[first : first+2]
+// two asks for a key and one that nobody else wants, again and again, and works under both.
+func (q *queueWorkload) two(ctx context.Context, p *process, who, key string) error {
+	keys := []string{key, "of " + who}
 	set, err := p.locker.TryAcquireAll(ctx, keys)
 	for errors.Is(err, core.ErrConflict) && ctx.Err() == nil {
 		time.Sleep(q.r.between(0, 10*time.Millisecond))
@@ -308,17 +307,7 @@ func (q *queueWorkload) two(ctx context.Context, p *process, who string) error {
 	if err != nil {
 		return err
 	}
-	var stays []*stay
-	for _, key := range keys {
-		s := &stay{p: p, who: who, ctx: set.Context(), mode: core.ModeExclusive, fence: set.Fence(key)}
-		q.ledger.overtakes(key, s, q.auditor.last[key])
-		q.auditor.enter(key, s)
-		stays = append(stays, s)
-	}
-	q.stayFor(set.Context(), time.Second)
-	for i, key := range keys {
-		q.auditor.leave(key, stays[i])
-	}
+	q.freshly(set.Context(), key, &stay{p: p, who: who, ctx: set.Context(), mode: core.ModeExclusive, fence: set.Fence(key)})
 	release, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
 	return set.Release(release)
