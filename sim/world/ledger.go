@@ -202,6 +202,14 @@ func (l *ledger) cancelled(who string, m *message, began time.Time) {
 	}
 }
 
+// standstill is for how long a process may stand still between a look at the time and what it does then.
+func (l *ledger) standstill() time.Duration {
+	if l.w.on("stop") {
+		return 7 * time.Second
+	}
+	return 100 * time.Millisecond
+}
+
 // waits reports whether a message is in the queue for sure, and was not given to a handler that failed.
 func (l *ledger) waits(m *message) bool {
 	return !m.acked.IsZero() && !m.fresh && m.seen == "" && m.done == 0 && m.failed == 0 && !m.asked && m.redriven == 0 &&
@@ -232,7 +240,7 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s is %s, and is started", m.id, m.seen)
 	case !clock && time.Since(m.called) < m.delay-2*time.Millisecond: // Redis has whole ones
 		l.w.violation(who, "%s is started %s after it was stored, its delay is %s", m.id, time.Since(m.called), m.delay)
-	case !clock && m.redriven == 0 && time.Since(m.called) > m.maxAge+5*time.Second && time.Since(m.acked) > m.maxAge+5*time.Second:
+	case !clock && m.redriven == 0 && time.Since(later(m.called, m.acked)) > m.maxAge+l.standstill():
 		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
 	case m.done > 0 && dm.Losses == 0 && m.redriven == 0:
 		l.w.violation(who, "%s was done, and is started without a loss", m.id)
