@@ -1,10 +1,8 @@
 package delayqueue
 
 import (
-	"context"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -53,31 +51,5 @@ func TestCancel_WhatExpiredMeanwhileIsNotCancelled(t *testing.T) {
 				require.Equal(t, Totals{Enqueued: 1, Expired: 1}, stats.Totals)
 			})
 		}
-	})
-}
-
-// A worker that was stopped while it had a delayed message of a closed partition lost its claim; then the message was cancelled.
-func TestCancel_StaysWhenAWorkerGoesOnThatHadTheMessage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx, q := t.Context(), testQueue(t, env)
-		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
-		_, err := q.Enqueue(ctx, Job{ID: "id", Key: "k", Delay: time.Millisecond})
-		require.NoError(t, err)
-		require.NoError(t, q.Repartition(ctx, 2))
-		p := q.partitions[0]
-		var claims []*claim
-		redistest.Eventually(t, func() bool {
-			claims = claimTest(t, q, newToken(), 1)
-			return len(claims) > 0
-		}, "it is due")
-		require.True(t, p.joinedLate(claims[0].message))
-		require.NoError(t, q.rdb.ZAdd(ctx, p.keys[keyRunning], scored(1, memberOf("id", "k"))).Err())
-		claimTest(t, q, newToken(), 0) // gives back what workers have lost
-		require.NoError(t, q.Cancel(ctx, "id"))
-
-		w.process(w.claims.add(w.ctx, p, claims[0].message, claims[0].token, time.Now().Add(-time.Second)))
-		s, err := q.Status(ctx, "id")
-		require.NoError(t, err)
-		require.Equal(t, StateCancelled, s.State)
 	})
 }

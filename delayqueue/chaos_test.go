@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -37,7 +36,6 @@ const (
 	faultKill        = "kill"         // kill -9 of a worker; another one starts
 	faultLoseReply   = "lose reply"   // a command runs, and its reply is lost
 	faultLoseRequest = "lose request" // a command is lost
-	faultRepartition = "repartition"  // another number of partitions
 	faultReshard     = "reshard"      // a partition, or the manifest, moves to another node, slowly or not
 	faultRestart     = "restart"      // kill -9 of Redis, which starts again on its data
 	faultStop        = "stop"         // SIGSTOP of a worker for longer than its leases
@@ -313,23 +311,8 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 		r.proxy.LoseRequest(once(rng.IntN(5)))
 	case faultFlush:
 		_ = r.direct.ScriptFlush(r.t.Context()).Err()
-	case faultRepartition:
-		config := r.config
-		if r.proxy != nil {
-			config.Addrs, config.Retries = []string{r.proxy.Addr}, -1
-		}
-		rdb := config.client()
-		defer func() { _ = rdb.Close() }()
-		q, err := config.queue(rdb)
-		must(err)
-		err = q.Repartition(r.t.Context(), 1+rng.IntN(4))
-		if err != nil && !errors.Is(err, core.ErrUnavailable) && !errors.Is(err, delayqueue.ErrDraining) {
-			panic(err)
-		}
 	case faultReshard:
-		bases, err := r.config.bases(r.direct)
-		must(err)
-		bases = append(bases, r.config.Prefix+":queue:{q}")
+		bases := append(r.config.bases(), r.config.Prefix+":queue:{q}")
 		base := bases[rng.IntN(len(bases))]
 		slot := r.Cluster.Migrate(r.t, base, r.Cluster.AnotherThan(r.t, base))
 		pause := time.Duration(rng.Int64N(int64(r.Lease / 4))) // some last for longer than claims do
@@ -353,26 +336,15 @@ func once(skip int) func([]byte) bool {
 	}
 }
 
-// bases are what the names of the partitions' keys begin with, of all generations.
-func (c chaosConfig) bases(rdb redis.UniversalClient) (bases []string, err error) {
-	generations, err := rdb.HGet(context.Background(), c.Prefix+":queue:{q}:manifest", "generations").Result()
-	for generation := range strings.FieldsSeq(generations) {
-		var number, size int
-		if _, err := fmt.Sscanf(generation, "%d:%d", &number, &size); err != nil {
-			return nil, err
-		}
-		for i := range size {
-			switch {
-			case number > 1:
-				bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d.%d}", c.Prefix, i+1, size, number))
-			case size > 1:
-				bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d}", c.Prefix, i+1, size))
-			default:
-				bases = append(bases, c.Prefix+":queue:{q}")
-			}
-		}
+// bases are what the names of the partitions' keys begin with.
+func (c chaosConfig) bases() (bases []string) {
+	if c.Partitions == 1 {
+		return []string{c.Prefix + ":queue:{q}"}
 	}
-	return bases, err
+	for i := range c.Partitions {
+		bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d}", c.Prefix, i+1, c.Partitions))
+	}
+	return bases
 }
 
 // drain waits until no more than so many messages are open.
@@ -381,9 +353,8 @@ func (r *chaosRunner) drain(most time.Duration, left int) {
 	var open int64
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		open = 0
-		bases, err := r.config.bases(r.direct)
-		answered := err == nil
-		for _, base := range bases {
+		answered := true
+		for _, base := range r.config.bases() {
 			n, err := r.direct.HLen(ctx, base+":m").Result()
 			dead, err2 := r.direct.ZCard(ctx, base+":x").Result()
 			open, answered = open+n-dead, answered && err == nil && err2 == nil
@@ -421,9 +392,7 @@ func (r *chaosRunner) finish() {
 	}
 	readers.Wait()
 	require.NoError(r.t, errors.Join(errs...))
-	bases, err := r.config.bases(r.direct)
-	require.NoError(r.t, err)
-	for _, base := range bases {
+	for _, base := range r.config.bases() {
 		for _, set := range []string{":z", ":w", ":f"} {
 			left, err := r.direct.ZRange(context.Background(), base+set, 0, 5).Result()
 			require.NoError(r.t, err)

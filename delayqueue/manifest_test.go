@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,7 +93,6 @@ func requireRefused(t *testing.T, q *delayqueue.Queue, why error) {
 	require.ErrorIs(t, q.Pause(ctx, time.Minute), why)
 	_, err = q.PurgeAll(ctx, delayqueue.Filter{})
 	require.ErrorIs(t, err, why)
-	require.ErrorIs(t, q.Repartition(ctx, 3), why)
 }
 
 func TestManifest_AnotherServiceIsRefused(t *testing.T) {
@@ -294,8 +294,6 @@ func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 				idle := b.newQueue(b.rdb)
 				_, err := idle.Stats(t.Context())
 				require.NoError(t, err)
-				require.NoError(t, b.queue.Repartition(t.Context(), 2))
-				b.enqueue(delayqueue.Job{Key: "k"})
 				keys, err := b.rdb.Keys(t.Context(), b.env.Prefix+":*").Result()
 				require.NoError(t, err)
 				require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
@@ -318,44 +316,6 @@ func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 	}
 }
 
-// A worker knows that a partition was closed before Redis lost all. It runs what is stored there since.
-func TestManifest_ThatRedisHasLostClosesNoPartition(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		var r ran
-		begun := make(chan struct{})
-		goOn := make(chan struct{})
-		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			if m.Name == "first" {
-				close(begun)
-				<-goOn
-			}
-			return r.handle(ctx, m)
-		})
-		first := b.enqueue(delayqueue.Job{Key: "k", Name: "first"})
-		<-begun
-		require.NoError(t, b.queue.Repartition(t.Context(), 2))
-		close(goOn) // its settlement learns that the partition is closed
-		b.reaches(first, delayqueue.StateDone)
-		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
-		keys, err := b.rdb.Keys(t.Context(), b.env.Prefix+":*").Result()
-		require.NoError(t, err)
-		require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
-
-		anew := b.newQueue(b.rdb)
-		for _, q := range []*delayqueue.Queue{anew, b.queue} { // which write, and read, the manifest
-			_, err = q.Stats(t.Context())
-			require.NoError(t, err)
-		}
-		for i := range 8 {
-			receipt, err := anew.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("id", i), Key: "k"})
-			require.NoError(t, err)
-			b.reaches(receipt.ID, delayqueue.StateDone)
-		}
-		require.Equal(t, "1:1", b.manifest()["generations"])
-		require.Equal(t, []string{"id0", "id1", "id2", "id3", "id4", "id5", "id6", "id7"}, r.ids()[2:])
-	})
-}
-
 func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
@@ -375,5 +335,26 @@ func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
 		b.reaches(id, delayqueue.StateDone)
 		_, err = q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
 		require.NoError(t, err)
+	})
+}
+
+// What nobody has stored costs a look: the manifest is read again for it once a second at most.
+func TestStatus_OfUnknownIDsIsCheap(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		b.enqueue(delayqueue.Job{})
+		rdb := env.Client(t)
+		var scripts atomic.Int64
+		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if redistest.IsScript(cmd) {
+				scripts.Add(1)
+			}
+		}))
+		q, begun := b.newQueue(rdb), time.Now()
+		for i := range 1000 {
+			_, err := q.Status(t.Context(), fmt.Sprint("no", i))
+			require.ErrorIs(t, err, delayqueue.ErrNotFound)
+		}
+		require.LessOrEqual(t, scripts.Load(), 3+int64(time.Since(begun)/time.Second), "at first, and then each second")
 	})
 }

@@ -215,34 +215,6 @@ func TestHistory_MutantsAreCaught(t *testing.T) {
 	}
 }
 
-// What only a change of the number of partitions shows.
-var repartitionMutants = []mutant{
-	{"a closed partition takes what is new", "enqueue", "known[i] or closed and not how.tries and 'closed'", "known[i]"},
-	{"what is newer does not wait", "close", "2 or #fifo(ARGV[i], '1')", "2 or 0"},
-	{"what joins late is run", "", "return closed and NOW .. ' ' .. closed or NOW", "return NOW"},
-	{"what is carried over is lost", "enqueue", "    full(key, principal, 0, 0)", "    why = 'lost'"},
-}
-
-func TestRepartition_MutantsAreCaught(t *testing.T) {
-	t.Parallel()
-	for _, m := range repartitionMutants {
-		t.Run(m.name, func(t *testing.T) {
-			env := redistest.Real(t)
-			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			for play := range 60 {
-				seed := rand.Uint64N(1e9)
-				if err := repartitions(t, env, seed, 60, 3*time.Second, hook); err != nil {
-					require.ErrorIs(t, err, errHistory)
-					t.Logf("%s, play %d: %v (seed %d)", m.name, play+1, err, seed)
-					return
-				}
-			}
-			require.Positive(t, used.Load(), "the mutant ran")
-			t.Error("not caught")
-		})
-	}
-}
-
 func sources() map[string]string {
 	return map[string]string{
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),

@@ -138,7 +138,6 @@ func TestOpen_WritesNoManifest(t *testing.T) {
 		require.NoError(t, err)
 		_, err = q.Enqueue(ctx, delayqueue.Job{Key: "k"})
 		require.ErrorIs(t, err, delayqueue.ErrOperator)
-		require.ErrorIs(t, q.Repartition(ctx, 2), delayqueue.ErrOperator)
 		_, err = delayqueue.NewWorker(q, b.locker, func(context.Context, delayqueue.Message) error { return nil })
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.NoError(t, q.Pause(ctx, time.Minute))
@@ -150,18 +149,9 @@ func TestOpen_WritesNoManifest(t *testing.T) {
 		require.ErrorIs(t, err, delayqueue.ErrOtherService)
 		require.Equal(t, was, b.manifest())
 
-		// A change that somebody began is not the operator's to finish.
-		require.NoError(t, b.rdb.HSet(ctx, b.key("manifest"), "next", "2:2").Err())
-		q, err = open()
-		require.NoError(t, err)
 		s, err := q.Status(ctx, id)
 		require.NoError(t, err)
 		require.Equal(t, delayqueue.StateQueued, s.State)
-		require.ErrorIs(t, q.Pause(ctx, time.Minute), core.ErrUnavailable)
-		require.Equal(t, "2:2", b.manifest()["next"])
-		_, err = b.newQueue(b.rdb, delayqueue.WithService("shop")).Enqueue(ctx, delayqueue.Job{Key: "k"})
-		require.NoError(t, err)
-		require.NoError(t, q.Pause(ctx, time.Minute))
 
 		require.NoError(t, b.rdb.Del(ctx, b.key("manifest")).Err())
 		_, err = q.Stats(ctx)

@@ -96,3 +96,28 @@ func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 		require.NoError(t, w.Stop(t.Context()))
 	}, delayqueue.WithPartitions(2))
 }
+
+// Each partition is in a slot of its own; so is the manifest.
+func TestPartition_OnACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	b := onCluster(t, c, "q", delayqueue.WithPartitions(6))
+	var ids []string
+	for i := range 200 {
+		ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint("m", i), Key: fmt.Sprint("k", i%5)}))
+	}
+	var r ran
+	b.start(r.handle)
+	for _, id := range ids {
+		b.reaches(id, delayqueue.StateDone)
+	}
+	next := map[string]int{}
+	for _, m := range r.all() {
+		var i int
+		_, err := fmt.Sscanf(m.ID, "m%d", &i)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, i, next[m.Key], "in order")
+		next[m.Key] = i + 1
+	}
+	require.Len(t, r.all(), 200)
+}

@@ -50,13 +50,13 @@ func TestSoak(t *testing.T) {
 		t.Run(name, func(t *testing.T) { check(t, redistest.Real(t)) })
 	}
 	t.Run("cluster", testFaultsInACluster)
-	t.Run("cluster, resharded and repartitioned", func(t *testing.T) {
+	t.Run("cluster, resharded", func(t *testing.T) {
 		round := soakRound{
 			chaos: chaos{
 				Messages: 3000, Keys: 40, Workers: 3, Enqueuers: 8, Lease: 600 * time.Millisecond, Partitions: 3, Fresh: 2,
 				Cluster: redistest.StartCluster(t, 3, 0),
 				Faults: map[string]time.Duration{
-					faultKill: 400 * time.Millisecond, faultReshard: 300 * time.Millisecond, faultRepartition: time.Second,
+					faultKill: 400 * time.Millisecond, faultReshard: 300 * time.Millisecond,
 				},
 			},
 			done: 80,

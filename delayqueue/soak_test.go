@@ -70,7 +70,6 @@ var everything = map[string]time.Duration{
 	faultKill: 300 * time.Millisecond, faultRestart: 900 * time.Millisecond, faultStop: 1500 * time.Millisecond,
 	faultLoseReply: 50 * time.Millisecond, faultLoseRequest: 80 * time.Millisecond, faultCut: 300 * time.Millisecond,
 	faultDelay: 500 * time.Millisecond, faultFlush: 500 * time.Millisecond, faultSubscribers: 400 * time.Millisecond,
-	faultRepartition: 600 * time.Millisecond,
 }
 
 // Workers and Redis are killed at random moments, enqueuers meet a bad network, and fresh calls want the same keys.

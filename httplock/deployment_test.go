@@ -45,6 +45,7 @@ type gate struct{ entered, leave chan struct{} }
 type release struct {
 	keys    [][2]string // the prefix and the text of each key that a request takes, the outermost first
 	route   string      // default: /orders/
+	queues  []string    // that it serves; the last one parks. Default: ship. Others have four partitions
 	counted int
 	keyring *delayqueue.Keyring
 	sealed  bool // with a store of idempotency
@@ -55,7 +56,7 @@ type server struct {
 	http.Handler
 	delayqueue.NopObserver
 	route    string
-	queue    *delayqueue.Queue // of the first prefix
+	queue    *delayqueue.Queue // of the first prefix, that parks
 	worker   []*delayqueue.Worker
 	returned atomic.Int64 // messages that its workers left to others
 }
@@ -98,7 +99,7 @@ func (d *deployment) start(r release) *server {
 	}
 	s.Handler = mux
 	h, quiet := http.Handler(http.HandlerFunc(d.pay)), slog.New(slog.DiscardHandler)
-	queues := map[string]*delayqueue.Queue{}
+	queues, parks := map[string]*delayqueue.Queue{}, map[string]*delayqueue.Queue{}
 	for i, key := range slices.Backward(r.keys) {
 		prefix, text := d.env.Prefix+key[0], key[1]
 		locker := testbed.NewLocker(t, rdb, core.WithPrefix(prefix))
@@ -106,10 +107,21 @@ func (d *deployment) start(r release) *server {
 		if r.keyring != nil {
 			opts = append(opts, delayqueue.WithEncryption(*r.keyring))
 		}
-		if queues[prefix] == nil {
-			q, err := delayqueue.New(rdb, "ship", opts...)
+		names := r.queues
+		if names == nil {
+			names = []string{"ship"}
+		}
+		if parks[prefix] != nil {
+			names = nil
+		}
+		for _, name := range names {
+			own := slices.Clip(opts)
+			if name != "ship" {
+				own = append(own, delayqueue.WithPartitions(4))
+			}
+			q, err := delayqueue.New(rdb, name, own...)
 			require.NoError(t, err)
-			queues[prefix], s.queue = q, q
+			queues[prefix+" "+name], parks[prefix], s.queue = q, q, q
 			worker, err := delayqueue.NewWorker(q, locker, httplock.Replay(mux, r.replay...), delayqueue.WithLogger(quiet), delayqueue.WithObserver(s))
 			require.NoError(t, err)
 			require.NoError(t, worker.Start())
@@ -130,16 +142,16 @@ func (d *deployment) start(r release) *server {
 			require.NoError(t, err)
 			guard = append(guard, httplock.WithIdempotency(store))
 		}
-		h = httplock.PerKey(locker.Guard(delayqueue.Policy(queues[prefix]), guarding...), func(r *http.Request) (string, error) { return text + r.PathValue("id"), nil }, guard...)(h)
+		h = httplock.PerKey(locker.Guard(delayqueue.Policy(parks[prefix]), guarding...), func(r *http.Request) (string, error) { return text + r.PathValue("id"), nil }, guard...)(h)
 	}
 	mux.Handle("POST "+s.route+"{id}", h)
 	tickets := map[string]http.Handler{}
-	for prefix, q := range queues {
-		tickets[prefix] = httplock.TicketHandler(q, anyone)
+	for name, q := range queues {
+		tickets[name] = httplock.TicketHandler(q, anyone)
 	}
 	mux.HandleFunc("GET /tickets/", func(w http.ResponseWriter, r *http.Request) {
 		var answer testbed.Answer
-		for _, h := range tickets { // of two prefixes one has it
+		for _, h := range tickets { // of two queues one has it
 			if answer = testbed.Do(h, r); answer.Status != http.StatusNotFound {
 				break
 			}
@@ -351,18 +363,10 @@ var deployments = map[string]func(*testing.T){
 	},
 	"the number of partitions": func(t *testing.T) {
 		d := newDeployment(t)
-		s := d.start(release{keys: [][2]string{order}})
-		_, free := d.hold(s, "1")
-		left := []parked{d.park(s, "1")}
-		require.NoError(t, s.queue.Repartition(t.Context(), 4))
-		left = append(left, d.park(s, "1"))
-		require.Equal(t, http.StatusOK, free().Status)
-		for _, p := range left {
-			d.ends(p, s)
-		}
-		other := d.start(release{keys: [][2]string{order}})
-		d.meet(s, other, false)
-		d.meet(other, s, false)
+		serving := func(queues ...string) release { return release{keys: [][2]string{order}, queues: queues} }
+		d.besides(serving("ship"), serving("ship-4", "ship"))
+		d.besides(serving("ship-4", "ship"), serving("ship", "ship-4"))
+		d.besides(serving("ship", "ship-4"), serving("ship-4"))
 	},
 	"the version of perkey": nil, // see core's tests of older versions
 }

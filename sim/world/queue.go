@@ -20,7 +20,7 @@ func (w *world) queue() {
 	r := newChance(w.config.Seed, 5)
 	attempts, window := 2+r.IntN(4), pick(r, r.between(time.Second, 10*time.Second), 10*time.Minute)
 	q := &queueWorkload{
-		w: w, r: r, auditor: newAuditor(w), ledger: newLedger(w, attempts, window), nodes: map[*process]*node{}, moves: r.one(4), fails: r.one(2),
+		w: w, r: r, auditor: newAuditor(w), ledger: newLedger(w, attempts, window), nodes: map[*process]*node{}, fails: r.one(2),
 		options: []delayqueue.Option{
 			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(window),
 		},
@@ -33,11 +33,11 @@ func (w *world) queue() {
 		q.options = append(q.options, delayqueue.WithHaltOnDeath(pick(r, delayqueue.HaltParked, delayqueue.HaltKey)))
 	}
 	if r.one(4) {
-		q.depth, q.perKey, q.moves = 8+r.IntN(12), 3+r.IntN(5), false
+		q.depth, q.perKey = 8+r.IntN(12), 3+r.IntN(5)
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxDepth(q.depth), delayqueue.WithMaxDepthPerKey(q.perKey))
 	}
 	if r.one(4) {
-		q.bytes, q.moves, q.ledger.forgets = 120_000, false, true
+		q.bytes, q.ledger.forgets = 120_000, true
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxPayload(longest), delayqueue.WithMaxBytes(q.bytes))
 	}
 	q.keys, q.calls = queueKeys[:1+r.IntN(len(queueKeys))], some(r, queueCalls)
@@ -56,7 +56,6 @@ type queueWorkload struct {
 	options []delayqueue.Option
 	halts   bool // dead letters halt their keys
 	fails   bool // handlers do, and end in other ways
-	moves   bool // the number of partitions changes
 	nodes   map[*process]*node
 	named   int
 
@@ -117,10 +116,10 @@ var (
 	// queueCalls are what a call can be, each as often as it stands here.
 	queueCalls = []string{
 		"enqueue", "enqueue", "enqueue", "keyless", "nameless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
-		"cancel", "status", "wait", "redrive", "pause", "repartition", "burst",
+		"cancel", "status", "wait", "redrive", "pause", "burst",
 	}
 	// expected are the errors that the queue's calls may return, beside those of core.
-	expected = []error{delayqueue.ErrFull, delayqueue.ErrRunning, delayqueue.ErrEnded, delayqueue.ErrNotDead, delayqueue.ErrDraining}
+	expected = []error{delayqueue.ErrFull, delayqueue.ErrRunning, delayqueue.ErrEnded, delayqueue.ErrNotDead}
 )
 
 // call makes one call.
@@ -143,11 +142,6 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 		d := q.r.between(time.Second, 3*time.Second)
 		q.w.disturb(d)
 		err = n.queue.Pause(ctx, d)
-	case "repartition":
-		if q.moves && q.r.one(6) {
-			q.w.disturb(0)
-			err = n.queue.Repartition(ctx, 1+q.r.IntN(3))
-		}
 	case "burst":
 		q.burst(ctx, n, who)
 	case "hold", "grab":
