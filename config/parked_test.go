@@ -93,7 +93,7 @@ func TestReload_ReplicasAgree(t *testing.T) {
 			{", principal: users", "", `routes."POST /b": the route's principal was "users"`},
 			{"later: {}, ", "", "queues.later: the queue was removed, and holds messages"},
 			{", other: {}", "", ""},
-			{"other: {}", "other: {partitions: 3}", ""},
+			{"other: {}", "other: {max_age: 1m}", ""},
 			{"/a/:id", "/a/{id}", ""},
 		} {
 			file := strings.Replace(rejecting, c.old, c.new, 1)

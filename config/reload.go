@@ -104,10 +104,9 @@ func (rt *Runtime) caught(ctx context.Context, name string, recovered any, err e
 	return fmt.Errorf("config: reload: a mistake in perkey, not in %s: panic: %v", name, recovered)
 }
 
-// reloadable are the fields of a queue that only who fills it looks at, and partitions: how many a queue has
-// is in its manifest, whatever a file says.
+// reloadable are the fields of a queue that only who fills it looks at.
 var reloadable = []string{
-	"max_age", "max_depth", "max_depth_per_key", "max_bytes", "max_bytes_per_key", "max_bytes_per_principal", "max_payload", "partitions",
+	"max_age", "max_depth", "max_depth_per_key", "max_bytes", "max_bytes_per_key", "max_bytes_per_principal", "max_payload",
 }
 
 // checkFixed reports what needs a restart.

@@ -257,7 +257,7 @@ func TestReload_TakesWhatItCan(t *testing.T) {
 		{"key: b", "key: bb, on_conflict: reject"},
 		{"/a/{id}", "/a/:id"}, // the same route
 		{"g: {", "h: {ttl: 7s}\n  g: {"},
-		{"empty: {}", "empty: {partitions: 2, max_age: 1m}"},
+		{"empty: {}", "empty: {max_age: 1m}"},
 	} {
 		require.Contains(t, file, c[0])
 		file = strings.Replace(file, c[0], c[1], 1)

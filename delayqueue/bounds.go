@@ -9,6 +9,7 @@ import (
 
 const (
 	defaultDepth = 100_000
+	defaultSplit = 1
 	// docs/scaling.md has how long a node of a Cluster stalls when a partition with so many messages moves.
 	defaultClusterDepth = 3000
 	defaultBytes        = 64 << 20
@@ -117,7 +118,7 @@ func (q *Queue) fullBecause(full error) string {
 		return fmt.Sprintf("a principal has at most %d bytes: try again later, or raise WithMaxBytesPerPrincipal", q.maxBytesPerPrincipal)
 	default:
 		return fmt.Sprintf("a partition has at most %d messages and %d bytes: try again later, make sure that workers run, "+
-			"spread the queue with Queue.Repartition, or raise WithMaxDepth or WithMaxBytes", q.maxDepth, q.maxBytes)
+			"or raise WithMaxDepth or WithMaxBytes", q.maxDepth, q.maxBytes)
 	}
 }
 

@@ -119,9 +119,6 @@ func (w *fetcher) run() {
 // noteClaim deals with what a claim's reply says besides its messages.
 func (w *fetcher) noteClaim(b batch) {
 	w.claimed.Store(time.Now().UnixNano())
-	if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
-		w.change()
-	}
 	w.report(b)
 	for _, key := range b.emptied {
 		w.reconsider(key)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -162,13 +161,10 @@ func readMillis(reply any) (time.Time, bool) {
 	return time.UnixMilli(ms), err == nil
 }
 
-// readClock reads a time of Redis, and notes it and what comes with it.
+// readClock reads a time of Redis, and notes it.
 func (p *partition) readClock(reply any) (time.Time, bool) {
-	s, _ := reply.(string)
-	ms, closed, _ := strings.Cut(s, " ")
-	now, ok := readMillis(ms)
+	now, ok := readMillis(reply)
 	if ok {
-		p.noteClosed(now.UnixMilli(), closed)
 		p.clock.Store(&clock{now.UnixMilli(), time.Now()})
 	}
 	return now, ok
@@ -214,7 +210,7 @@ const (
 	wakeNone  = iota // it has no message that runs or could run now
 	wakeBusy         // its head runs, or is due, or waits for the key and was only looked at
 	wakeWoken        // its head is due now
-	wakeHalt         // a dead letter halts its messages, here and in newer partitions, and not its fresh calls
+	wakeHalt         // a dead letter halts its messages, and not its fresh calls
 )
 
 // wake makes the heads of keys due that wait for nothing but their key; or it only looks.
@@ -232,12 +228,6 @@ func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found [
 		return nil, redisError(ctx, "wake", err)
 	}
 	return found, nil
-}
-
-// hasQueuedAfter reports whether others may be queued after a message, in a newer generation too.
-func (q *Queue) hasQueuedAfter(ctx context.Context, m Message) bool {
-	now := q.manifest.Load()
-	return now == nil || slices.ContainsFunc(now.of(m.Key, m.ID), func(p *partition) bool { return p.hasQueuedAfter(ctx, m) })
 }
 
 // hasQueuedAfter reports whether others may be queued after a message. One that was parked between

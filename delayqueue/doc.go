@@ -40,7 +40,7 @@
 // separate connections, so that a pool which is used up costs no claim.
 //
 // A message has three counters. Attempts: claims that led to a handler, or may have.
-// Conflicts: times that its key was held, or had older messages in a partition (a part of the queue, see below) that [Queue.Repartition] closed. They
+// Conflicts: times that its key was held. They
 // spend no attempt, and the message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died, or lost its claim or the key's lease.
 //
@@ -105,7 +105,7 @@
 // # In Redis
 //
 // A queue has one partition, or several ([WithPartitions]) among which its keys are
-// spread; [Queue.Repartition] changes the number while work is stored. All Redis keys of a partition share one hash tag, so
+// spread. All Redis keys of a partition share one hash tag, so
 // they are in one slot of a Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //

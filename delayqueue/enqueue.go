@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -43,13 +42,7 @@ func (p *partition) reuse(e *enqueueing) {
 	p.enqueueings.Put(e)
 }
 
-// wordClosed is the reply of enqueue.lua for a job whose partition is closed.
-const wordClosed = "closed"
-
-// errClosed is the error of a job that is not stored because its partition is closed.
-var errClosed = errors.New("the partition is closed")
-
-// add stores a job here, or fails with errClosed.
+// add stores a job here.
 func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 	e := p.enqueueings.Get().(*enqueueing).of(ctx, job, p.inline())
 	if !p.queue.sealer.seals() { // a shorter one was copied with its key
@@ -72,27 +65,23 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 func (p *partition) enqueue(batch []*enqueueing) {
 	ctx := context.Background()
 	now, unclaimed, exceptions, err := p.send(ctx, batch, false)
-	gone := false
 	if err == nil && unclaimed < 0 { // nothing was ever stored here, or Redis has lost it, and perhaps the manifest that this process knows
 		var m *manifest
 		if m, err = p.queue.reread(ctx, "enqueue"); err == nil {
-			err, gone = p.queue.lacksKeys("enqueue", m), !slices.Contains(m.current().partitions, p)
+			err = p.queue.lacksKeys("enqueue", m)
 		}
-		if err == nil && !gone {
+		if err == nil {
 			now, unclaimed, exceptions, err = p.send(ctx, batch, true)
 		}
 	}
-	parked, closed := false, false
+	parked := false
 	for i, e := range batch {
 		word, exception := exceptions[i]
 		switch {
 		case err != nil:
 			e.err = err
-		case gone:
-			e.err, closed = errClosed, true
 		case exception:
 			e.err = e.answered(p.queue, word, now)
-			closed = closed || errors.Is(e.err, errClosed)
 		default:
 			e.expires, e.stored = now.Add(time.Duration(ceilMilliseconds(e.job.MaxAge))*time.Millisecond), true
 			parked = parked || e.job.parked
@@ -100,15 +89,11 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		e.done <- struct{}{} // from here on it is the caller's
 	}
 	if err == nil {
-		if closed {
-			unclaimed = 0 // what counts from here on is another partition
-		}
 		p.queue.noteClaim(p, unclaimed, parked)
 	}
 }
 
-// send sends a batch to enqueue.lua. Unless the caller is sure that the partition is where new messages belong, it may refuse all: then unclaimed is
-// negative.
+// send sends a batch to enqueue.lua. Unless the caller is sure of the manifest, the script may refuse all: then unclaimed is negative.
 func (p *partition) send(ctx context.Context, batch []*enqueueing, sure bool) (now time.Time, unclaimed time.Duration, exceptions map[int]string, err error) {
 	if err := p.checkLayout(ctx, "enqueue"); err != nil {
 		return now, 0, nil, redisError(ctx, "enqueue", err)
@@ -224,8 +209,6 @@ func (e *enqueueing) answered(q *Queue, word string, now time.Time) error {
 		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w: %s", q.name, e.job.Key, full, q.fullBecause(full))
 	case full != nil:
 		return fmt.Errorf("delayqueue: enqueue in %q: %w: %s", q.name, full, q.fullBecause(full))
-	case word == wordClosed:
-		return errClosed
 	}
 	if notAfter, known := readMillis(word); known {
 		e.expires, e.over = notAfter, !now.Before(notAfter)

@@ -49,10 +49,11 @@ var (
 	// ErrClaimLost: a worker's claim on a message ended before its handler did.
 	// It is the cause of the handler's ctx; another worker may run the message.
 	ErrClaimLost = errors.New("claim lost")
-	// ErrOtherLayout: a release with another layout has stored messages of this queue in Redis. This process neither reads
+	// ErrOtherLayout: the queue has another number of partitions than this process was to use, see [WithPartitions]; or a
+	// release with another layout has stored messages of it in Redis. This process neither reads
 	// nor overtakes them. If that release is older, let it run the queue empty, and
 	// purge its dead letters, first; if it is newer, update this process.
-	ErrOtherLayout = errors.New("messages of another layout are stored")
+	ErrOtherLayout = errors.New("the queue has another layout")
 	// ErrOtherService: the queue belongs to another service; see [WithService]. This process neither stores nor runs
 	// messages: give one of the two services another queue name, or another prefix.
 	ErrOtherService = errors.New("the queue is another service's")
@@ -61,10 +62,8 @@ var (
 	ErrOtherEncryption = errors.New("the queue is encrypted otherwise")
 	// ErrNoQueue: no process has used a queue with this name and prefix; see [Open].
 	ErrNoQueue = errors.New("no such queue")
-	// ErrOperator: a Queue of [Open] cannot store messages, nor be repartitioned.
+	// ErrOperator: a Queue of [Open] cannot store messages.
 	ErrOperator = errors.New("the queue was opened for its operator")
-	// ErrDraining: too many older generations of partitions still hold something; see [Queue.Repartition].
-	ErrDraining = errors.New("older partitions are not empty")
 	// ErrStarted: the Worker was started before.
 	ErrStarted = errors.New("worker was started before")
 	// ErrStopped: the Worker was stopped. It is also the cause of a handler's ctx that [Worker.Stop] cancelled.

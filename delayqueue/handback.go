@@ -120,7 +120,7 @@ func (w *fetcher) handBack(c *claim) bool {
 	if why == nil {
 		why = w.checked(c.message)
 	}
-	if why == nil || w.isStopping() || c.partition.joinedLate(c.message) {
+	if why == nil || w.isStopping() {
 		return false
 	}
 	w.handedBack.last.Store(true)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -42,29 +40,28 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	if err != nil {
 		return nil, "", err
 	}
-	from, last := 0, key+"\n" // the partition and the place after which the page begins
+	last := key + "\n" // the place after which the page begins
 	if cursor != "" {
 		plain, err := base64.RawURLEncoding.DecodeString(cursor)
-		generation, place, _ := strings.Cut(string(plain), " ")
-		if from, _ = strconv.Atoi(generation); err != nil || from == 0 || !strings.HasPrefix(place, last) {
+		if err != nil || len(plain) <= len(last) || !strings.HasPrefix(string(plain), last) {
 			return nil, "", invalidArgument("line", "the cursor is none that Line returned for this key: begin with an empty one")
 		}
-		last = place
+		last = string(plain)
 	}
-	places, err := m.line(ctx, key, from, last, limit+1)
+	p := m.of(key, "")
+	places, err := p.line(ctx, key, last, limit+1)
 	if err != nil || len(places) == 0 {
 		return nil, "", err
 	}
 	if len(places) > limit {
 		places = places[:limit]
-		at := places[limit-1]
-		next = base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d %s", at.partition.generation, at.place))
+		next = base64.RawURLEncoding.EncodeToString([]byte(places[limit-1].place))
 	}
 	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
 	for i, at := range places {
 		id, _ := splitPlace(at.place)
-		lookups[i] = at.partition.lookUp(ctx, pipe, id, false)
-		lookups[i].entry(ctx, pipe, at.partition, key)
+		lookups[i] = p.lookUp(ctx, pipe, id, false)
+		lookups[i].entry(ctx, pipe, p, key)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for i, l := range lookups {
@@ -80,43 +77,24 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 
 // fifoPlace is the place of a message in its key's FIFO.
 type fifoPlace struct {
-	partition *partition
-	place     string
-	position  int64
+	place    string
+	position int64
 }
 
-// line reads at most n places of a key, after one in the partition of a generation; what is in
-// older ones runs before.
-func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []fifoPlace, err error) {
-	parts := m.of(key, "")
-	pipe := parts[0].queue.rdb.Pipeline()
-	all, before, found := make([]*redis.IntCmd, len(parts)), make([]*redis.IntCmd, len(parts)), make([]*redis.StringSliceCmd, len(parts))
-	for i, p := range parts {
-		after := key + "\n"
-		if p.generation == from {
-			after = last
-		} else if p.generation < from {
-			after = key + "\v" // all of it
-		}
-		all[i] = pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "("+key+"\n~")
-		before[i] = pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "["+after)
-		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
-	}
+// line reads at most n places of a key, after one.
+func (p *partition) line(ctx context.Context, key, after string, n int) ([]fifoPlace, error) {
+	pipe := p.queue.rdb.Pipeline()
+	before := pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "["+after)
+	found := pipe.ZRangeByLex(ctx, p.keys[keyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, redisError(ctx, "line", err)
 	}
-	older := int64(0)
-	for i, p := range parts {
-		for j, place := range found[i].Val() {
-			at := fifoPlace{p, place, older + before[i].Val() + int64(j) + 1}
-			if place >= key+"\n~" { // delayed, or quiet
-				at.position = 0
-			}
-			if len(places) < n {
-				places = append(places, at)
-			}
+	places := make([]fifoPlace, len(found.Val()))
+	for i, place := range found.Val() {
+		places[i] = fifoPlace{place, before.Val() + int64(i) + 1}
+		if place >= key+"\n~" { // delayed, or quiet
+			places[i].position = 0
 		}
-		older += all[i].Val()
 	}
 	return places, nil
 }

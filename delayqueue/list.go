@@ -35,8 +35,7 @@ const maxPage = 1000
 
 // List returns a page of the messages that are in a state. limit is the most messages of a page, 1
 // to 1000. cursor is "" for the first page, and next of the page before for each further one; after
-// the last page next is "". A cursor stays valid for as long as the queue has the same partitions,
-// but only for its state.
+// the last page next is "". A cursor is valid only for its state.
 //
 //   - StateQueued: first those without a key, by when they are due; then the others,
 //     key by key, in the order in which they will run, delayed ones last.

@@ -24,10 +24,7 @@ func (w *Worker) Local() Local {
 	w.mu.Lock()
 	stopped := !w.started || w.stopped
 	w.mu.Unlock()
-	l := Local{Queue: w.queue.name, Service: w.queue.service, Slots: w.concurrency, Running: w.claims.count(), Paused: w.paused.Load(), Stopped: stopped}
-	if w.queue.splitGiven {
-		l.Partitions = w.queue.split
-	}
+	l := Local{Queue: w.queue.name, Service: w.queue.service, Partitions: w.queue.split, Slots: w.concurrency, Running: w.claims.count(), Paused: w.paused.Load(), Stopped: stopped}
 	if at := w.claimed.Load(); at != 0 {
 		l.LastClaim = time.Unix(0, at)
 	}

@@ -1,10 +1,10 @@
 package delayqueue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,18 +18,13 @@ import (
 )
 
 // manifest is what all processes of a queue agree on, as this one has read it.
-// docs/protocol.md explains its fields, and the order of the steps.
+// docs/protocol.md explains its fields.
 type manifest struct {
-	revision    string // "" if there is none
-	generations []generation
-	next        string // the generation that is to follow the last one, or ""
-	service     string
-	encrypted   bool
-	totals      Totals // of generations that are gone
-
-	partitions []*partition // of all generations, the oldest first
+	revision   string       // "" if there is none
+	partitions []*partition // nil if there is none
+	service    string
+	encrypted  bool
 	read       time.Time
-	trouble    error // why next could not be begun
 }
 
 // agreement is what a Queue knows of its manifest.
@@ -37,78 +32,39 @@ type agreement struct {
 	manifest  atomic.Pointer[manifest] // nil until it was read
 	reader    chan struct{}            // holds one while it is read
 	rereading atomic.Bool              // beside the commands
+	size      int                      // how many partitions it works with; 0: not known yet. Who holds reader may use it
 	madeMu    sync.Mutex
-	made      map[string][]*partition // by their generation
-	splitTold sync.Once
+	made      []*partition // other than New made
 	delayTold sync.Once
 	listed    atomic.Bool // its name is among those of the prefix
 }
 
-// generation is the partitions that were made together.
-type generation struct {
-	number, size int
-	partitions   []*partition
-}
-
 const (
-	layoutVersion = "3"
+	layoutVersion = "4"
 	// A manifest that was read manifestFresh ago is read again beside the command that needs it; one that was
-	// read manifestTrusted ago, before it. A closed partition says so for longer: see close.lua.
+	// read manifestTrusted ago, before it.
 	manifestFresh   = time.Minute
 	manifestTrusted = 30 * time.Minute
 	// A message that is not found is looked for again by a manifest that was read at most so long ago.
 	manifestKnows = time.Second
 	// How often a command tries again after another process has changed the manifest meanwhile.
-	manifestTries  = 20
-	maxGenerations = 8
+	manifestTries = 20
 )
 
-// current is the generation that stores new messages.
-func (m *manifest) current() generation { return m.generations[len(m.generations)-1] }
+// of returns the partition of a key, or without a key that of an id.
+func (m *manifest) of(key, id string) *partition { return partitionOf(m.partitions, key, id) }
 
-// of returns the partitions where messages of a key may be, or without a key that of an id: the
-// oldest generation first.
-func (m *manifest) of(key, id string) []*partition {
-	parts := make([]*partition, len(m.generations))
-	for i, g := range m.generations {
-		parts[i] = partitionOf(g.partitions, key, id)
+// sized returns the queue's partitions if they are so many, and makes them if they were not made before.
+func (q *Queue) sized(n int) []*partition {
+	if n == len(q.partitions) {
+		return q.partitions
 	}
-	return parts
-}
-
-// between returns the generations after one and before another one, the oldest first.
-func (m *manifest) between(after, before int) (some []generation) {
-	for _, g := range m.generations {
-		if g.number > after && g.number < before {
-			some = append(some, g)
-		}
-	}
-	return some
-}
-
-func (g generation) String() string { return fmt.Sprintf("%d:%d", g.number, g.size) }
-
-func readGeneration(s string) (number, size int, ok bool) {
-	a, b, _ := strings.Cut(s, ":")
-	number, err := strconv.Atoi(a)
-	size, err2 := strconv.Atoi(b)
-	return number, size, err == nil && err2 == nil && number > 0 && size > 0 && size <= maxPartitions
-}
-
-// generation returns the partitions of a generation, and makes them if they were not made before.
-func (q *Queue) generation(number, size int) generation {
-	g := generation{number: number, size: size}
 	q.madeMu.Lock()
 	defer q.madeMu.Unlock()
-	if q.made == nil {
-		q.made = map[string][]*partition{"1:" + strconv.Itoa(q.split): q.partitions}
+	if n != len(q.made) {
+		q.made = q.makePartitions(n)
 	}
-	g.partitions = q.made[g.String()]
-	if g.partitions == nil {
-		g.partitions = q.makePartitions(number, size)
-		q.made[g.String()] = g.partitions
-	}
-	return g
+	return q.made
 }
 
 // agreed returns the queue's manifest. It reads it from Redis at first, and from time to time.
@@ -132,17 +88,8 @@ func (q *Queue) agreed(ctx context.Context, op string) (*manifest, error) {
 	return m, nil
 }
 
-// stable returns the manifest, read anew, without a change in progress.
-func (q *Queue) stable(ctx context.Context, op string) (*manifest, error) {
-	m, err := q.reread(ctx, op)
-	if err == nil {
-		err = m.trouble
-	}
-	return m, err
-}
-
-// reread reads the manifest: read → write it if there is none → finish a change that another
-// process has begun. Callers that arrive meanwhile share the result.
+// reread reads the manifest: read → write it if there is none, or lacks what this process adds.
+// Callers that arrive meanwhile share the result.
 func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	asked := time.Now()
 	select {
@@ -158,13 +105,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	for range manifestTries {
 		began := time.Now()
 		m, err := q.callManifest(ctx, op, change...)
-		if err == nil && m.revision != "" {
-			err = q.refuses(op, m)
-		}
-		if err == nil && q.operator {
-			err = q.settled(op, m)
-		} else if err == nil {
-			q.enlist(ctx, m)
+		if err == nil {
 			change, err = q.due(ctx, op, m)
 		}
 		if err != nil {
@@ -174,12 +115,8 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 			return nil, err
 		}
 		if len(change) == 0 {
-			m.read = began
-			for _, p := range m.current().partitions {
-				p.drained.Store(false) // it was, before Redis lost all
-			}
+			m.read, q.size = began, len(m.partitions)
 			q.manifest.Store(m)
-			q.tellSplit(m)
 			return m, nil
 		}
 		change = slices.Insert(change, 0, any(m.revision))
@@ -187,15 +124,21 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	return nil, redisError(ctx, op, errors.New("the manifest changes all the time"))
 }
 
-// due returns what is to be set in a manifest before it is used.
+// due returns what is to be set in a manifest before it is used, or why this process must not use the queue.
 func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, err error) {
-	if m.revision == "" {
-		was := q.manifest.Load()
-		if was == nil {
-			was = &manifest{generations: []generation{{number: 1, size: q.split}}}
-		}
-		change = append(change, "layout", layoutVersion, "generations", text(was.generations))
-		if was.encrypted {
+	switch {
+	case m.partitions != nil:
+		err = q.refuses(op, m)
+	case q.operator:
+		err = fmt.Errorf("delayqueue: %s in %q: %w under the prefix %q", op, q.name, ErrNoQueue, q.prefix)
+	}
+	if err != nil || q.operator {
+		return nil, err
+	}
+	q.enlist(ctx, m)
+	if m.partitions == nil {
+		change = append(change, "layout", layoutVersion, "partitions", cmp.Or(q.size, len(q.partitions)))
+		if was := q.manifest.Load(); was != nil && was.encrypted {
 			change = append(change, "encrypted", "1")
 		}
 		if q.service != "" {
@@ -212,22 +155,7 @@ func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, 
 		}
 		change = append(change, "encrypted", "1")
 	}
-	if m.next != "" {
-		number, size, _ := readGeneration(m.next)
-		next := q.generation(number, size)
-		if m.trouble = q.closeCurrent(ctx, op, m, next); m.trouble == nil {
-			change = append(change, "generations", text(append(slices.Clip(m.generations), next)), "next", "")
-		}
-	}
 	return change, nil
-}
-
-func text(generations []generation) string {
-	words := make([]string, len(generations))
-	for i, g := range generations {
-		words[i] = g.String()
-	}
-	return strings.Join(words, " ")
 }
 
 // callManifest reads the manifest. With a revision, fields and values it first sets them, if that
@@ -241,7 +169,7 @@ func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*ma
 // readManifest reads the reply of manifest.lua.
 func (q *Queue) readManifest(ctx context.Context, op string, cmd *redis.Cmd) (*manifest, error) {
 	reply, err := cmd.StringSlice()
-	if err == nil && len(reply) != 7 {
+	if err == nil && len(reply) != 5 {
 		err = luascript.ErrReply
 	}
 	other := func(format string, args ...any) error {
@@ -252,30 +180,19 @@ func (q *Queue) readManifest(ctx context.Context, op string, cmd *redis.Cmd) (*m
 	} else if err != nil {
 		return nil, redisError(ctx, op, err)
 	}
-	layout, generations := reply[1], reply[2]
-	m := &manifest{revision: reply[0], next: reply[3], service: reply[4], encrypted: reply[5] != "", totals: readTotals(reply[6])}
+	layout, partitions := reply[1], reply[2]
+	m := &manifest{revision: reply[0], service: reply[3], encrypted: reply[4] != ""}
 	if m.revision == "" && layout == "" {
 		return m, nil
 	}
 	if layout != layoutVersion {
 		return nil, other("this release knows layout %s, not the layout %q", layoutVersion, layout)
 	}
-	last := 0
-	for word := range strings.FieldsSeq(generations) {
-		number, size, ok := readGeneration(word)
-		if !ok || number <= last {
-			return nil, other("this release cannot read the generations %q", generations)
-		}
-		last = number
-		m.generations = append(m.generations, q.generation(number, size))
+	n, err := strconv.Atoi(partitions)
+	if err != nil || n < 1 || n > maxPartitions {
+		return nil, other("this release cannot read the partitions %q", partitions)
 	}
-	number, _, ok := readGeneration(m.next)
-	if last == 0 || m.next != "" && (!ok || number <= last) {
-		return nil, other("this release cannot read the generations %q, next %q", generations, m.next)
-	}
-	for _, g := range m.generations {
-		m.partitions = append(m.partitions, g.partitions...)
-	}
+	m.partitions = q.sized(n)
 	return m, nil
 }
 
@@ -283,11 +200,16 @@ func (q *Queue) manifestKey() string { return fmt.Sprintf("%s:queue:{%s}:manifes
 
 // refuses returns why this process must not use the queue, or nil.
 func (q *Queue) refuses(op string, m *manifest) error {
-	if m.service == "" || q.service == "" || m.service == q.service {
-		return nil
+	if m.service != "" && q.service != "" && m.service != q.service {
+		return fmt.Errorf("delayqueue: %s in %q: %w: it is of service %q, and this process is %q (WithService): give this one's queue another name "+
+			"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
 	}
-	return fmt.Errorf("delayqueue: %s in %q: %w: it is of service %q, and this process is %q (WithService): give this one's queue another name "+
-		"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
+	if n := len(m.partitions); q.size != 0 && n != q.size && !q.operator {
+		return fmt.Errorf("delayqueue: %s in %q: %w: it has %d partitions, says the field partitions of %s, and this process was to use %d (WithPartitions): "+
+			"the number never changes, so use %[4]d, or for another number a queue of another name, and serve both until `perkey queue` shows the first one empty",
+			op, q.name, ErrOtherLayout, n, q.manifestKey(), q.size)
+	}
+	return nil
 }
 
 // lacksKeys returns why this process must neither store nor run messages, though it may operate the
@@ -331,14 +253,4 @@ func (q *Queue) checkUnsealed(ctx context.Context, op string, m *manifest) error
 		}
 	}
 	return nil
-}
-
-// tellSplit warns once if the queue has another number of partitions than this process would make.
-func (q *Queue) tellSplit(m *manifest) {
-	if n := m.current().size; n != q.split && q.splitGiven {
-		q.splitTold.Do(func() {
-			slog.Warn("delayqueue: the queue has another number of partitions than WithPartitions says, which is only what a new queue is made with; Repartition changes it",
-				slog.String("queue", q.name), slog.Int("partitions", n), slog.Int("option", q.split))
-		})
-	}
 }

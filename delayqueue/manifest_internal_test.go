@@ -43,7 +43,7 @@ func TestManifest_IsReadAgain(t *testing.T) {
 }
 
 // Redis has lost all, and another process has begun the queue anew, in other partitions. Who asks a process that
-// still knows the lost manifest is not told that there is no such message.
+// still knows the lost manifest is not told that there is no such message, and an operator finds it.
 func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
@@ -51,6 +51,9 @@ func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 		require.NoError(t, err)
 		_, err = old.agreed(t.Context(), "test")
 		require.NoError(t, err)
+		operator, err := Open(t.Context(), rdb, "q", WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		lost := old.manifest.Load()
 		require.NoError(t, rdb.Del(t.Context(), old.manifestKey()).Err())
 
 		anew, err := New(rdb, "q", WithPrefix(env.Prefix), WithPartitions(7))
@@ -58,10 +61,13 @@ func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 		for i := range 8 {
 			receipt, err := anew.Enqueue(t.Context(), Job{Key: fmt.Sprint(i)})
 			require.NoError(t, err)
-			m := *old.manifest.Load()
+			m := *lost
 			m.read = time.Now().Add(-2 * manifestKnows)
 			old.manifest.Store(&m)
-			s, err := old.Status(t.Context(), receipt.ID)
+			_, err = old.Status(t.Context(), receipt.ID)
+			require.ErrorIs(t, err, ErrOtherLayout)
+			operator.manifest.Store(&m)
+			s, err := operator.Status(t.Context(), receipt.ID)
 			require.NoError(t, err)
 			require.Equal(t, StateQueued, s.State)
 		}

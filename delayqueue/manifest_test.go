@@ -45,35 +45,61 @@ func (l *logged) count(what string) int {
 	return strings.Count(l.all.String(), what)
 }
 
-func TestManifest_WinsOverWithPartitions(t *testing.T) {
-	var log logged
-	was := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(was) })
-	for name, env := range map[string]*redistest.Env{"embedded": redistest.Embedded(t), "real": redistest.Real(t)} {
-		t.Run(name, func(t *testing.T) {
-			b := setup(t, env, delayqueue.WithPartitions(4))
-			ids := []string{b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})}
-			require.Equal(t, "1:4", b.manifest()["generations"])
-			before := log.count("Repartition changes it")
-			other := b.newQueue(b.rdb, delayqueue.WithPartitions(2))
-			for _, id := range ids {
-				s, err := other.Status(t.Context(), id)
-				require.NoError(t, err)
-				require.Equal(t, delayqueue.StateQueued, s.State)
-			}
-			ticket, err := other.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+// A queue keeps the number of partitions that it was made with. Who says none uses that one.
+func TestManifest_AnotherNumberOfPartitionsIsRefused(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		ids := []string{b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})}
+		was := b.manifest()
+		require.Equal(t, "4", was["partitions"])
+		other := b.newQueue(b.rdb, delayqueue.WithPartitions(2))
+		requireRefused(t, other, delayqueue.ErrOtherLayout)
+		_, err := other.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		for _, says := range []string{"has 4 partitions", "was to use 2", "another name", "perkey queue"} {
+			require.ErrorContains(t, err, says)
+		}
+		var log logged
+		var r ran
+		b.startOn(other, r.handle, delayqueue.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		redistest.Eventually(t, func() bool { return log.count("has 4 partitions") > 0 }, "the worker says why")
+		require.Equal(t, [3]int64{3, 0, 0}, b.inState())
+		require.Equal(t, was, b.manifest(), "untouched")
+
+		open := b.newQueue(b.rdb)
+		for _, id := range ids {
+			s, err := open.Status(t.Context(), id)
 			require.NoError(t, err)
-			require.Equal(t, before+1, log.count("Repartition changes it"), "once")
-			var r ran
-			b.startOn(other, r.handle, delayqueue.WithConcurrency(1))
-			for _, id := range append(ids, ticket.ID) {
-				b.reaches(id, delayqueue.StateDone)
-			}
-			require.Equal(t, "1:4", b.manifest()["generations"])
-			require.Equal(t, before+1, log.count("Repartition changes it"), "once")
-		})
-	}
+			require.Equal(t, delayqueue.StateQueued, s.State)
+		}
+		ticket, err := open.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.NoError(t, err)
+		b.startOn(open, r.handle, delayqueue.WithConcurrency(1))
+		for _, id := range append(ids, ticket.ID) {
+			b.reaches(id, delayqueue.StateDone)
+		}
+	}, delayqueue.WithPartitions(4))
+}
+
+// Of processes that want different numbers, the first has its own.
+func TestManifest_HasThePartitionsOfTheFirst(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		var all sync.WaitGroup
+		stored := make(chan string, 10)
+		for i := range 10 {
+			q := b.newQueue(b.env.Client(t), delayqueue.WithPartitions(i+1))
+			all.Go(func() {
+				receipt, err := q.Enqueue(context.Background(), delayqueue.Job{Key: "k"})
+				if err == nil {
+					stored <- receipt.ID
+				} else {
+					assert.ErrorIs(t, err, delayqueue.ErrOtherLayout)
+				}
+			})
+		}
+		all.Wait()
+		require.Len(t, stored, 1)
+		b.start((&ran{}).handle)
+		b.reaches(<-stored, delayqueue.StateDone)
+	})
 }
 
 // requireRefused tries all that can be done with a queue.
@@ -139,13 +165,13 @@ func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
 
 func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "4", "revision", "7", "shape", "round").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "5", "revision", "7", "shape", "round").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
-		require.Equal(t, map[string]string{"layout": "4", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "generations", "1:1").Err())
+		require.Equal(t, map[string]string{"layout": "5", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "3", "generations", "1:1").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
-		for _, generations := range []string{"", "many", "2:1 1:1", "1:0", "1:1025", "1:1 2"} {
-			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "3", "generations", generations).Err())
+		for _, partitions := range []string{"", "many", "0", "-1", "1025", "1 2"} {
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "4", "partitions", partitions).Err())
 			requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		}
 		require.NoError(t, b.rdb.Set(t.Context(), b.key("manifest"), "junk", 0).Err())
@@ -285,9 +311,10 @@ func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
 	}, delayqueue.WithEncryption(keyring))
 }
 
-// Redis has lost all, and another process has begun the queue anew. What a process stores then that still knows the lost manifest is run too.
+// Redis has lost all, and another process has begun the queue anew. What a process stores then that still knows the lost manifest is run too,
+// or refused, if the queue has another number of partitions now.
 func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
-	for name, opts := range map[string][]delayqueue.Option{"one partition": nil, "three": {delayqueue.WithPartitions(3)}, "as many": {delayqueue.WithPartitions(2)}} {
+	for name, n := range map[string]int{"one partition": 1, "three": 3, "as many": 4} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, b *bench) {
 				b.enqueue(delayqueue.Job{Key: "k"})
@@ -298,19 +325,26 @@ func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
 
-				anew := b.newQueue(b.rdb, opts...)
+				b.queue = b.newQueue(b.rdb, delayqueue.WithPartitions(n))
 				var r ran
-				b.startOn(anew, r.handle)
-				_, err = anew.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-				require.NoError(t, err)
+				b.start(r.handle)
+				b.enqueue(delayqueue.Job{Key: "k"})
 				for i := range 8 {
 					job := delayqueue.Job{Key: fmt.Sprint("k", i), Coalesce: i%2 == 0, Payload: bytes.Repeat([]byte("x"), i*1000)}
 					b.reaches(b.enqueue(job), delayqueue.StateDone)
 					receipt, err := idle.Enqueue(t.Context(), job)
+					if n != 4 {
+						require.ErrorIs(t, err, delayqueue.ErrOtherLayout)
+						continue
+					}
 					require.NoError(t, err)
 					b.reaches(receipt.ID, delayqueue.StateDone)
 				}
-				require.Len(t, r.ids(), 17, "once each")
+				if n == 4 {
+					require.Len(t, r.ids(), 17, "once each")
+				} else {
+					require.Len(t, r.ids(), 9, "once each")
+				}
 			}, delayqueue.WithPartitions(4))
 		})
 	}

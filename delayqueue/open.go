@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/nilcheck"
@@ -19,8 +18,8 @@ type Info struct {
 	Name string
 	// Service is the service that the queue belongs to; see [WithService]. Empty: none.
 	Service string
-	// Partitions and OlderPartitions are as in [Stats].
-	Partitions, OlderPartitions int
+	// Partitions is how many partitions the queue has; see [WithPartitions].
+	Partitions int
 	// Encrypted: its payloads, results and causes are sealed; see [WithEncryption].
 	Encrypted bool
 	// Err is why the manifest cannot be read, [ErrOtherLayout], or nil. If it is not nil, only Name is set.
@@ -66,7 +65,7 @@ func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]In
 			all = append(all, Info{Name: q.name, Err: err})
 		case err != nil:
 			return nil, err
-		case len(m.generations) > 0: // else its first process died before it wrote the manifest, or somebody removed it
+		case m.partitions != nil: // else its first process died before it wrote the manifest, or somebody removed it
 			all = append(all, q.info(m))
 		}
 	}
@@ -79,8 +78,7 @@ func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]In
 //
 // The Queue can be inspected (Stats, List, Line, Count, Status, Peek, Result, Payload, Wait) and
 // operated (Pause, Resume, Cancel, Redrive, Purge, and CancelAll, RedriveAll and PurgeAll). It
-// never writes the manifest. Enqueue and Repartition return [ErrOperator], and NewWorker refuses
-// it; while partitions are being changed, Pause and Resume return core.ErrUnavailable. Without
+// never writes the manifest. Enqueue returns [ErrOperator], and NewWorker refuses it. Without
 // [WithEncryption] sealed data stays sealed: [ErrSealed].
 //
 // The options of the queue's own processes are not known to it. So nothing bounds what is redriven.
@@ -107,8 +105,7 @@ func (q *Queue) Info(ctx context.Context) (Info, error) {
 }
 
 func (q *Queue) info(m *manifest) Info {
-	size := m.current().size
-	return Info{Name: q.name, Service: m.service, Partitions: size, OlderPartitions: len(m.partitions) - size, Encrypted: m.encrypted}
+	return Info{Name: q.name, Service: m.service, Partitions: len(m.partitions), Encrypted: m.encrypted}
 }
 
 // forOperator makes a Queue an operator's. It has no bounds, so that nothing is refused, or
@@ -117,18 +114,6 @@ func forOperator(q *Queue) error {
 	q.operator = true
 	q.maxDepth, q.maxDepthPerKey = math.MaxInt32, math.MaxInt32
 	q.maxBytes, q.maxBytesPerKey, q.maxBytesPerPrincipal = maxBytes, maxBytes, maxBytes
-	return nil
-}
-
-// settled returns why an operator cannot use the queue, or nil. It does not finish a change of
-// partitions.
-func (q *Queue) settled(op string, m *manifest) error {
-	if len(m.generations) == 0 {
-		return fmt.Errorf("delayqueue: %s in %q: %w under the prefix %q", op, q.name, ErrNoQueue, q.prefix)
-	}
-	if m.next != "" {
-		m.trouble = fmt.Errorf("delayqueue: %s in %q: %w: its partitions are being changed; its next worker, or enqueue, finishes that", op, q.name, core.ErrUnavailable)
-	}
 	return nil
 }
 

@@ -58,7 +58,7 @@ func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter,
 	}
 	parts := m.partitions
 	if f.Key != "" {
-		parts = m.of(f.Key, "")
+		parts = []*partition{m.of(f.Key, "")}
 	}
 	for _, p := range parts {
 		if err := q.scanPartition(ctx, op, p, state, f, match, act, looked); err != nil {

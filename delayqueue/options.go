@@ -83,12 +83,14 @@ func WithMaxResult(n int) Option {
 
 // WithPartitions splits the queue by the key of a message, or by its id if it has no key. The partitions are in
 // different slots of a Cluster, so that the queue grows over several nodes. Each is polled separately: an idle worker
-// sends one script every 10 s to each, or every third of a claim lease if that is shorter. Only a new queue is made
-// with this number. If the queue already has another number, that is used, and a warning is logged (log/slog);
-// [Queue.Repartition] changes it. Default 1; at most 1024.
+// sends one script every 10 s to each, or every third of a claim lease if that is shorter.
+//
+// The number is chosen when the queue is made, and never changes. A process with another number is refused
+// ([ErrOtherLayout]): use a queue of another name, and serve both until the first one is empty. Default: the number that
+// the queue has, and 1 for a new one; at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
-		q.split, q.splitGiven = n, true
+		q.split = n
 		return checkCount("WithPartitions", n, maxPartitions)
 	}
 }
@@ -110,7 +112,7 @@ func WithReservationWindow(d time.Duration) Option {
 // WithMaxDepth sets how many messages may be queued or running in each partition. A job beyond that
 // is refused with [ErrQueueFull]. Default 100,000; 3000 with a [redis.ClusterClient]: when the slot of so
 // many moves to another node, the two nodes serve nothing else for less than 50 ms, unless keys,
-// names and principals are long and all different. [WithPartitions] and [Queue.Repartition] make room for more. At least 1.
+// names and principals are long and all different. [WithPartitions] makes room for more. At least 1.
 func WithMaxDepth(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepth = n

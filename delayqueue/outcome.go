@@ -75,7 +75,6 @@ type outcome struct {
 	handedBack bool // another Worker may be able to run it: see HandBack
 	later      bool // no attempt is spent: see RetryLater
 	awaitsKey  bool // a wake makes it due
-	moved      bool // to another partition
 	result     []byte
 	last       bool   // no other message is claimed next
 	which      string // is to be claimed next

@@ -21,30 +21,21 @@ type partition struct {
 	declared []any       // the same, as arguments
 	known    atomic.Bool // that nothing of another layout is there
 
-	generation int
-	closed     atomic.Pointer[closedMark] // once this is known
-	drained    atomic.Bool                // it was closed, and empty
-	clock      atomic.Pointer[clock]
-	bytes      atomic.Int64 // that its messages took at the last enqueue
-	back       atomic.Int64 // by how much its clock is ahead of that of Redis, in ms, as far as was warned of it
-	enqueues   *groupcommit.Group[*enqueueing]
-	settles    *groupcommit.Group[*settling]
+	clock    atomic.Pointer[clock]
+	bytes    atomic.Int64 // that its messages took at the last enqueue
+	back     atomic.Int64 // by how much its clock is ahead of that of Redis, in ms, as far as was warned of it
+	enqueues *groupcommit.Group[*enqueueing]
+	settles  *groupcommit.Group[*settling]
 	// Those of earlier jobs. The pool is not global: it would carry channels between synctest's bubbles.
 	enqueueings sync.Pool
 	workers     atomic.Int64 // the greatest concurrency of a Worker that is served
 }
 
-// closedMark says that a partition is closed.
-type closedMark struct {
-	seq string // the number that what joins a FIFO here exceeds since then
-	at  int64  // a time of Redis, in ms, when it was closed
-}
-
-func (q *Queue) newPartition(generation int, tag string) *partition {
+func (q *Queue) newPartition(tag string) *partition {
 	// Redis Cluster hashes what is between the first braces: ours, since neither
 	// prefix nor name can hold any.
 	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
-	p := &partition{queue: q, base: base, generation: generation, enqueueings: sync.Pool{New: emptyEnqueueing}}
+	p := &partition{queue: q, base: base, enqueueings: sync.Pool{New: emptyEnqueueing}}
 	for _, name := range keyNames {
 		p.keys = append(p.keys, base+":"+name)
 		p.declared = append(p.declared, base+":"+name)
@@ -127,23 +118,19 @@ func distinct(queue []*enqueueing) int {
 	return len(queue)
 }
 
-// makePartitions makes the partitions of a generation. Their names have both numbers, so that
-// messages of different generations are not mixed up.
-func (q *Queue) makePartitions(generation, size int) (parts []*partition) {
-	if generation == 1 && size == 1 {
-		return []*partition{q.newPartition(1, q.name)}
+// makePartitions makes so many partitions. Their names have the number too, so that a process that knows a manifest which
+// Redis has lost does not mix up messages.
+func (q *Queue) makePartitions(n int) (parts []*partition) {
+	if n == 1 {
+		return []*partition{q.newPartition(q.name)}
 	}
-	for i := range size {
-		tag := fmt.Sprintf("%s/%d.%d", q.name, i+1, size)
-		if generation > 1 {
-			tag = fmt.Sprintf("%s.%d", tag, generation)
-		}
-		parts = append(parts, q.newPartition(generation, tag))
+	for i := range n {
+		parts = append(parts, q.newPartition(fmt.Sprintf("%s/%d.%d", q.name, i+1, n)))
 	}
 	return parts
 }
 
-// partitionOf is the partition of a key in a generation, or without a key that of an id.
+// partitionOf is the partition of a key, or without a key that of an id.
 func partitionOf(parts []*partition, key, id string) *partition {
 	if len(parts) == 1 {
 		return parts[0]

@@ -1,8 +1,8 @@
 package delayqueue
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -40,8 +40,7 @@ type Queue struct {
 	retention                                      time.Duration
 	deadRetention                                  time.Duration
 	reservationWindow                              time.Duration
-	split                                          int // into so many partitions
-	splitGiven                                     bool
+	split                                          int // into so many partitions; 0: the default
 	sealer                                         *sealer
 	observer                                       Observer
 	countMost                                      int
@@ -74,7 +73,6 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		name:              name,
 		prefix:            ident.DefaultPrefix,
 		agreement:         &agreement{reader: make(chan struct{}, 1)},
-		split:             1,
 		maxAge:            15 * time.Minute,
 		maxPayload:        1<<20 + 64<<10,
 		maxResult:         64<<10 + 4<<10,
@@ -105,7 +103,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		return nil, err
 	}
 	q.setArguments()
-	q.partitions = q.makePartitions(1, q.split)
+	q.size, q.partitions = q.split, q.makePartitions(cmp.Or(q.split, defaultSplit))
 	return q, nil
 }
 
@@ -171,41 +169,14 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 		return Receipt{}, err
 	}
 	job.Payload = payload
-	return q.store(ctx, job)
-}
-
-// store stores a job in the newest generation, unless its id is known in an older one, which is closed.
-func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
-	const op = "enqueue"
-	for range manifestTries {
-		m, err := q.agreed(ctx, op)
-		if err == nil {
-			err = q.lacksKeys(op, m)
-		}
-		if err != nil {
-			return Receipt{}, err
-		}
-		generations := m.generations
-		if job.fresh {
-			generations = generations[len(generations)-1:]
-		}
-		var p *partition
-		for _, g := range generations {
-			p = partitionOf(g.partitions, job.Key, job.ID)
-			receipt, err := p.add(ctx, job)
-			if err == nil && job.Coalesce {
-				newer := Message{ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal}
-				_ = q.supersedeOlder(ctx, newer, m.between(0, p.generation)) // the Worker that is to run it does it again
-			}
-			if !errors.Is(err, errClosed) {
-				return receipt, err
-			}
-		}
-		if err := q.follow(ctx, op, p); err != nil {
-			return Receipt{}, err
-		}
+	m, err := q.agreed(ctx, "enqueue")
+	if err == nil {
+		err = q.lacksKeys("enqueue", m)
 	}
-	return Receipt{}, redisError(ctx, op, errClosed)
+	if err != nil {
+		return Receipt{}, err
+	}
+	return m.of(job.Key, job.ID).add(ctx, job)
 }
 
 // Cancel ends a queued message as cancelled, before it is run. To cancel it twice is not an error. The error is
@@ -240,13 +211,8 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, p := range m.of(key, "") {
-		found, err := p.wake(ctx, []string{key}, false)
-		if err != nil || found[0] != wakeNone {
-			return err == nil && found[0] != wakeHalt, err
-		}
-	}
-	return false, nil
+	found, err := m.of(key, "").wake(ctx, []string{key}, false)
+	return err == nil && found[0] != wakeNone && found[0] != wakeHalt, err
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

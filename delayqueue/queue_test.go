@@ -86,7 +86,7 @@ func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
 		b.enqueue(delayqueue.Job{})
 		b.enqueue(delayqueue.Job{Key: "b"})
 		refused("b", delayqueue.ErrQueueFull, delayqueue.ErrKeyFull,
-			"a partition has at most 4 messages and 67108864 bytes: try again later, make sure that workers run, spread the queue with Queue.Repartition, or raise")
+			"a partition has at most 4 messages and 67108864 bytes: try again later, make sure that workers run, or raise")
 		require.Equal(t, first, b.enqueue(delayqueue.Job{ID: "first", Key: "a"}), "what is in already is not refused")
 	}, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
 }

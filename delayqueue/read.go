@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -102,62 +101,44 @@ func (l *lookup) read() (s stored) {
 // find looks a message up, also a dead letter whose id no job could have. Which partition has it
 // depends on its key, which the caller does not know: all are asked at once.
 func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, error) {
-	for range manifestTries {
-		m, err := q.agreed(ctx, op)
-		if err != nil {
-			return stored{}, nil, err
-		}
-		var closed *partition
-		for range len(m.generations) { // it may be carried over between the looks at two
-			var s stored
-			var p *partition
-			if s, p, closed, err = q.findIn(ctx, op, m, id); p != nil || err != nil {
-				return s, p, err
-			}
-		}
-		switch {
-		case closed != nil:
-			err = q.follow(ctx, op, closed) // to newer partitions
-		case time.Since(m.read) > manifestKnows: // Redis may have lost it, and the queue was begun anew
-			_, err = q.reread(ctx, op)
-		default:
-			err = fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
-		}
-		if err != nil {
-			return stored{}, nil, err
+	m, err := q.agreed(ctx, op)
+	if err != nil {
+		return stored{}, nil, err
+	}
+	s, p, err := q.findIn(ctx, op, m, id)
+	if p == nil && err == nil && time.Since(m.read) > manifestKnows { // Redis may have lost it, and the queue was begun anew
+		was := m
+		if m, err = q.reread(ctx, op); err == nil && len(m.partitions) != len(was.partitions) {
+			s, p, err = q.findIn(ctx, op, m, id)
 		}
 	}
-	return stored{}, nil, redisError(ctx, op, errClosed)
+	if p == nil && err == nil {
+		err = fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+	}
+	return s, p, err
 }
 
-// findIn looks a message up in the partitions of a manifest. Of two copies the one that was carried
-// over counts. If there is none, closed is one of the current partitions that has been closed, or
-// nil: before a message can be in a newer partition, all current ones are closed.
-func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p, closed *partition, err error) {
-	parts := m.partitions
-	lookups, marks := make([]*lookup, len(parts)), make([]*redis.SliceCmd, len(parts))
+// findIn looks a message up in the partitions of a manifest. If there is none, p is nil.
+func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p *partition, err error) {
+	lookups, backs := make([]*lookup, len(m.partitions)), make([]*redis.StringCmd, len(m.partitions))
 	pipe := q.rdb.Pipeline()
-	for i, p := range parts {
+	for i, p := range m.partitions {
 		lookups[i] = p.lookUp(ctx, pipe, id, true)
-		marks[i] = pipe.HMGet(ctx, p.keys[keyCounts], "closed", "back") // after the look: it may be carried over from here
+		backs[i] = pipe.HGet(ctx, p.keys[keyCounts], "back")
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	var failed error      // a partition that is down does not hide what others have
-	for i, l := range slices.Backward(lookups) {
-		mark := append(marks[i].Val(), nil, nil) // there is none of a partition that is down
+	for i, l := range lookups {
 		if s := l.read(); s.State != "" {
+			p := m.partitions[i]
 			s.Cause = q.cause(s.Status)
-			parts[i].age(ctx, &s, time.Duration(number(mark[1]))*time.Millisecond)
-			return s, parts[i], nil, nil
+			p.age(ctx, &s, time.Duration(number(backs[i].Val()))*time.Millisecond)
+			return s, p, nil
 		}
-		if err := l.err(); err != nil {
-			failed = redisError(ctx, op, err)
-		}
-		if mark[0] != nil && parts[i].generation == m.current().number {
-			closed = parts[i]
+		if failed := l.err(); failed != nil { // a partition that is down does not hide what others have
+			err = redisError(ctx, op, failed)
 		}
 	}
-	return stored{}, nil, closed, failed
+	return stored{}, nil, err
 }
 
 // age changes the status of a queued message that is too old to expired: a worker will do that
@@ -245,9 +226,6 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	if s.record.body {
 		payload, err = q.rdb.Get(ctx, p.payloadKey(id)).Bytes()
 		if errors.Is(err, redis.Nil) {
-			if _, now, err := q.find(ctx, "payload", id); err == nil && now != p { // it was carried over
-				return q.Payload(ctx, id)
-			}
 			return nil, notKept
 		} else if err != nil {
 			return nil, redisError(ctx, "payload", err)
@@ -277,7 +255,7 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 		if e.State == StateQueued && s.State == StateExpired {
 			e.State, e.DueAt = StateExpired, time.Time{}
 		}
-		if e.State != "" { // else it is gone since it was found, or was carried over
+		if e.State != "" { // else it is gone since it was found
 			return e, nil
 		}
 	}

@@ -21,10 +21,8 @@ var (
 	pageScript    = luascript.Load(scripts, "page")
 	untilScript   = luascript.Load(scripts, "until")
 	statsScript   = luascript.Load(scripts, "stats")
-	closeScript   = luascript.Load(scripts, "close")
 
-	manifestScript  = luascript.Load(scripts, "manifest")
-	supersedeScript = luascript.Load(scripts, "supersede_older")
-	payloadsScript  = luascript.Load(scripts, "payloads")
-	freeScript      = luascript.Load(scripts, "free")
+	manifestScript = luascript.Load(scripts, "manifest")
+	payloadsScript = luascript.Load(scripts, "payloads")
+	freeScript     = luascript.Load(scripts, "free")
 )

@@ -82,15 +82,6 @@ func (w *Worker) conclude(c *claim, v outcome) {
 	defer c.cancel(nil)
 	defer w.endAlone(c)
 	defer w.claims.drop(c)
-	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil {
-		stays := !v.moved && (v.kind == OutcomeConflict || v.kind == OutcomeReturned || v.kind == OutcomeRetry)
-		switch {
-		case stays && m.coalesces && !v.handedBack:
-			w.supersedeReturned(c)
-		case v.moved || !stays:
-			w.reconsider(m.Key) // what is newer of the key may wait for it
-		}
-	}
 	w.logSettled(c, v)
 	observe(w.log, func() {
 		w.observer.OnSettled(c.ctx, Settled{

@@ -111,8 +111,6 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	switch {
 	case v.handedBack:
 		how = "h"
-	case v.moved:
-		how = "m"
 	case s.expires && m.given:
 		how = "Eg"
 	case s.expires:

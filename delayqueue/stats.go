@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -38,9 +37,8 @@ type Stats struct {
 	ClockBack time.Duration
 	// Bytes is how much memory all messages take, as [WithMaxBytes] counts it.
 	Bytes int64
-	// Partitions is how many partitions store new messages, and OlderPartitions how many that [Queue.Repartition] has
-	// closed still hold something, if only the status of messages that have ended.
-	Partitions, OlderPartitions int
+	// Partitions is how many partitions the queue has; see [WithPartitions].
+	Partitions int
 	// Totals count from the first use of the queue. Redis forgets them when nothing
 	// was counted for as long as dead letters are stored.
 	Totals Totals
@@ -75,7 +73,7 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 		spans[1] = maxDuration.Milliseconds()
 	}
 	calls := q.each(ctx, m.partitions, statsScript, spans...)
-	s := Stats{Partitions: m.current().size, OlderPartitions: len(m.partitions) - m.current().size, Totals: m.totals}
+	s := Stats{Partitions: len(m.partitions)}
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {
 			return Stats{}, redisError(ctx, "stats", err)
@@ -140,25 +138,6 @@ func number(reply any) int64 {
 // fields are in the order in which stats.lua answers them.
 func (t *Totals) fields() [9]*int64 {
 	return [...]*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded}
-}
-
-// text is how the manifest has what was counted in partitions that are gone.
-func (t *Totals) text() string {
-	var b []byte
-	for _, n := range t.fields() {
-		b = append(strconv.AppendInt(b, *n, 10), ' ')
-	}
-	return string(b)
-}
-
-func readTotals(text string) (t Totals) {
-	fields := t.fields()
-	for i, word := range strings.Fields(text) {
-		if i < len(fields) {
-			*fields[i], _ = strconv.ParseInt(word, 10, 64) // junk counts nothing
-		}
-	}
-	return t
 }
 
 func later(a, b time.Time) time.Time {

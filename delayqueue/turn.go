@@ -39,12 +39,6 @@ func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
 		return w.settle(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 	}
-	if c.partition.joinedLate(c.message) {
-		return w.carryOver(c)
-	}
-	if refused := w.awaitsOlder(c); refused != nil {
-		return w.settle(c, *refused)
-	}
 	if refused := w.mayRun(c); refused != nil {
 		return w.settle(c, *refused)
 	}
@@ -67,56 +61,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 		if refused := w.mayRun(c); refused != nil {
 			return t.over(c, *refused)
 		}
-		if c.partition.joinedLate(c.message) {
-			_ = t.release(c.message, outcome{kind: OutcomeReturned})
-			next = w.carryOver(c)
-			t.reconsider(c)
-			return next
-		}
-		if c.message.coalesces { // what it replaces may be delayed
-			if refused := w.awaitsOlder(c); refused != nil {
-				return t.over(c, *refused)
-			}
-		}
 	}
-}
-
-// awaitsOlder returns nil, or the outcome of a message whose key has something in an older generation that goes before it. What the
-// message replaces there it ends first.
-func (w *Worker) awaitsOlder(c *claim) (refused *outcome) {
-	if now := w.queue.manifest.Load(); c.message.coalesces && now != nil {
-		if err := w.queue.supersedeOlder(w.ctx, c.message, now.between(0, c.partition.generation)); err != nil {
-			return new(unreachable(c, err))
-		}
-	}
-	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
-	case err != nil:
-		return new(unreachable(c, err))
-	case older == olderHalt:
-		return &outcome{kind: OutcomeConflict, err: errHalted, delay: haltPause, awaitsKey: true}
-	case older != olderNone:
-		return &outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true}
-	}
-	return nil
-}
-
-var (
-	errOlder  = errors.New("delayqueue: the key has older messages, in a partition that was closed")
-	errHalted = errors.New("delayqueue: a dead letter in a partition that was closed halts the key")
-)
-
-// haltPause is how long a message waits that is halted by a dead letter in another partition,
-// unless the end of the halt is announced before.
-const haltPause = time.Minute
-
-// carryOver moves a claimed message to a newer partition.
-func (w *Worker) carryOver(c *claim) (next *claim) {
-	ctx, done := w.under(w.ctx, c, false)
-	defer done()
-	if err := w.queue.carryOver(ctx, c); err != nil {
-		return w.settle(c, unreachable(c, err))
-	}
-	return w.settle(c, outcome{kind: OutcomeReturned, moved: true})
 }
 
 // errObserver is why a key was not taken whose Locker's observer panicked.
@@ -218,7 +163,7 @@ func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim)
 	// The lock is released first, while the claim still keeps the message, and with it
 	// the FIFO of its key, in place: a client that learns that its message is done
 	// finds the key free.
-	if lost := t.release(c.message, v); lost != nil {
+	if lost := t.release(c, v); lost != nil {
 		v = classify(lost)
 	}
 	return t.over(c, v)
@@ -250,7 +195,7 @@ func (t *turn) goesOn(c *claim, v outcome) bool {
 func (t *turn) follow(c *claim, v outcome) (next *claim) {
 	v.which = nextOfKey
 	if next = t.worker.settle(c, v); next == nil {
-		_ = t.release(c.message, v) // the message has ended, even if the lease was lost meanwhile
+		_ = t.release(c, v) // the message has ended, even if the lease was lost meanwhile
 		t.reconsider(c)
 	}
 	return next
@@ -258,7 +203,7 @@ func (t *turn) follow(c *claim, v outcome) (next *claim) {
 
 // over settles the last claim of a turn, and claims any message.
 func (t *turn) over(c *claim, v outcome) (next *claim) {
-	_ = t.release(c.message, v) // if it was not given back before
+	_ = t.release(c, v) // if it was not given back before
 	next = t.worker.settle(c, v)
 	t.reconsider(c)
 	return next
@@ -285,8 +230,8 @@ func (t *turn) lost() error {
 
 // release releases the key, and reserves it for its other messages if there are some. It returns
 // why the lease was lost, if it was.
-func (t *turn) release(m Message, v outcome) error {
-	lease := t.lease
+func (t *turn) release(c *claim, v outcome) error {
+	m, lease := c.message, t.lease
 	if lease == nil {
 		return nil
 	}
@@ -303,7 +248,7 @@ func (t *turn) release(m Message, v outcome) error {
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case !ended && v.delay > 0 && !v.awaitsKey: // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && t.worker.queue.hasQueuedAfter(ctx, m)):
+	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.hasQueuedAfter(ctx, m)):
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, window)
 	case reservations.WasReserved(lease) || m.parked: // a call that is parked from now on makes its own reservation; this message's may have come late

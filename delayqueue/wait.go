@@ -69,16 +69,11 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		if !woken && p.goesOn(ctx, s) {
 			continue
 		}
-		switch now, at, err := q.find(ctx, "wait", id); {
+		switch now, _, err := q.find(ctx, "wait", id); {
 		case err == nil && now.State.Ended():
 			return now.Status, nil
-		case err == nil && at != p && w != nil: // it was carried over
-			before := w
-			w = q.waits.join(q, at, id)
-			q.waits.leave(before)
-			s, p, wake, listening = now, at, w.wake, false
 		case err == nil:
-			s, p = now, at
+			s = now
 		case errors.Is(err, core.ErrUnavailable):
 			listening = false
 		default:

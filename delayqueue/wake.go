@@ -60,11 +60,9 @@ func (w *Worker) dispatch(drained <-chan struct{}) {
 		if m == nil {
 			return
 		}
-		for _, p := range m.of(key, "") {
-			select {
-			case w.fetcherOf(p).freed <- key:
-			default: // its message waits for its time
-			}
+		select {
+		case w.fetcherOf(m.of(key, "")).freed <- key:
+		default: // its message waits for its time
 		}
 	}
 	for {

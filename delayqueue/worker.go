@@ -68,11 +68,7 @@ type Worker struct {
 
 	fetchersMu sync.Mutex
 	fetchers   atomic.Pointer[[]*fetcher] // of every partition that the Worker has served
-	changed    chan struct{}              // holds one: the manifest may have changed
 }
-
-// manifestEvery is how often a Worker reads the manifest, unless it is told of a change.
-const manifestEvery = 10 * time.Second
 
 // announcements is how many released keys may be buffered. Further ones
 // are dropped, and their messages wait for their time.
@@ -111,7 +107,6 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
 		toUnreserve: make(chan string, announcements),
-		changed:     make(chan struct{}, 1),
 	}
 	if q.reservationWindow > 0 { // each try of a held key reserves it anew: before that runs out
 		w.conflict.most = min(w.conflict.most, q.reservationWindow/2)
@@ -269,13 +264,8 @@ func (w *Worker) serve(start func(*fetcher)) {
 	defer timer.Stop()
 	failures := 0
 	for {
-		changed := w.changed
-		if failures > 0 {
-			changed = nil
-		}
 		select {
 		case <-timer.C:
-		case <-changed:
 		case <-w.stopping:
 			return
 		}
@@ -283,18 +273,14 @@ func (w *Worker) serve(start func(*fetcher)) {
 		if err == nil {
 			err = w.queue.lacksKeys("work", m)
 		}
-		wait := manifestEvery
+		wait := manifestFresh
 		switch failures++; {
 		case isRefusal(err):
 			w.log.Error("delayqueue: the queue is not for this process", slog.Any("error", err))
 			w.serveOnly(nil, start)
 		case err == nil:
 			w.serveOnly(m, start)
-			if err = w.queue.dropEmpty(w.ctx, m); err == nil {
-				failures = 0
-				break
-			}
-			fallthrough
+			failures = 0
 		default:
 			wait = backoff.Spread(backoff.Exponential(failures, outageBefore, outageMost))
 			w.log.Warn("delayqueue: the manifest could not be read", slog.Any("error", err), slog.Int("failures", failures))
@@ -320,39 +306,23 @@ func (w *Worker) serveOnly(m *manifest, start func(*fetcher)) {
 	}
 }
 
-// change has the manifest read soon.
-func (w *Worker) change() {
-	select {
-	case w.changed <- struct{}{}:
-	default:
-	}
-}
-
 // onWakeMessage takes a message of the scripts: the base of a partition that has something due, and
 // perhaps a key that has no messages any more.
 func (w *Worker) onWakeMessage(message string) {
 	base, key, emptied := strings.Cut(message, " ")
-	switch {
-	case emptied:
+	if emptied {
 		w.reconsider(key)
 		return
-	case base == "":
-		w.change()
 	}
 	w.wakeFetchers(base)
 }
 
 // wakeFetchers wakes the fetcher of the partition with this base; all of them if base is empty.
 func (w *Worker) wakeFetchers(base string) {
-	known := base == ""
 	for _, c := range *w.fetchers.Load() {
 		if base == "" || base == c.partition.base {
-			known = true
 			c.wakeSoon()
 		}
-	}
-	if !known { // a new partition
-		w.change()
 	}
 }
 

@@ -382,6 +382,6 @@ func (f *findings) mixed(fleet Fleet, info delayqueue.Info) {
 		f.add("services", SeverityAct, info.Name, fmt.Sprintf("Workers of another service are on queue %s, and run nothing.", info.Name), tallies(services, info.Service)...)
 	}
 	if len(partitions) > 0 {
-		f.add("partitions", SeverityLook, info.Name, fmt.Sprintf("Workers of queue %s are set to another number of partitions than it has.", info.Name), tallies(partitions, strconv.Itoa(info.Partitions))...)
+		f.add("partitions", SeverityAct, info.Name, fmt.Sprintf("Workers of queue %s are set to another number of partitions than it has, and run nothing.", info.Name), tallies(partitions, strconv.Itoa(info.Partitions))...)
 	}
 }

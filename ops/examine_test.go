@@ -174,7 +174,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { process(f).Snapshot.Config.Hash = "c2" }, "look configs shop", "c2: 1 process"},
 		{func(f *ops.Facts) { process(f).Snapshot.Config.Refused = true }, "look reload ", "h:7"},
 		{func(f *ops.Facts) { process(f).Workers[0].Service = "bank" }, "act services ship", "service bank: 1 process (want shop)"},
-		{func(f *ops.Facts) { process(f).Workers[0].Partitions = 8 }, "look partitions ship", "8 partitions: 1 process (want 2)"},
+		{func(f *ops.Facts) { process(f).Workers[0].Partitions = 8 }, "act partitions ship", "8 partitions: 1 process (want 2)"},
 		{func(f *ops.Facts) { process(f).Snapshot.At = examined.Add(time.Second) }, "look clocks ", "h:7 by +6 s"},
 	} {
 		f := healthy()

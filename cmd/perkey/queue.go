@@ -32,26 +32,25 @@ func (t *tool) queueCommand() *cli.Command {
 }
 
 type queueJSON struct {
-	Name            string             `json:"name"`
-	Service         string             `json:"service,omitempty"`
-	Encrypted       bool               `json:"encrypted,omitempty"`
-	Partitions      int                `json:"partitions,omitempty"`
-	OlderPartitions int                `json:"older_partitions,omitempty"`
-	Error           string             `json:"error,omitempty"`
-	Queued          int64              `json:"queued"`
-	Running         int64              `json:"running"`
-	Dead            int64              `json:"dead"`
-	Due             int64              `json:"due"`
-	Lateness        float64            `json:"lateness_s"`
-	PausedUntil     *time.Time         `json:"paused_until,omitempty"`
-	HaltedKeys      int64              `json:"halted_keys,omitempty"`
-	Bytes           int64              `json:"bytes"`
-	Totals          *delayqueue.Totals `json:"totals,omitempty"`
+	Name        string             `json:"name"`
+	Service     string             `json:"service,omitempty"`
+	Encrypted   bool               `json:"encrypted,omitempty"`
+	Partitions  int                `json:"partitions,omitempty"`
+	Error       string             `json:"error,omitempty"`
+	Queued      int64              `json:"queued"`
+	Running     int64              `json:"running"`
+	Dead        int64              `json:"dead"`
+	Due         int64              `json:"due"`
+	Lateness    float64            `json:"lateness_s"`
+	PausedUntil *time.Time         `json:"paused_until,omitempty"`
+	HaltedKeys  int64              `json:"halted_keys,omitempty"`
+	Bytes       int64              `json:"bytes"`
+	Totals      *delayqueue.Totals `json:"totals,omitempty"`
 }
 
 // statsOf asks a queue for its counts.
 func (t *tool) statsOf(ctx context.Context, info delayqueue.Info) (j queueJSON, s delayqueue.Stats, err error) {
-	j = queueJSON{Name: info.Name, Service: info.Service, Encrypted: info.Encrypted, Partitions: info.Partitions, OlderPartitions: info.OlderPartitions}
+	j = queueJSON{Name: info.Name, Service: info.Service, Encrypted: info.Encrypted, Partitions: info.Partitions}
 	if info.Err != nil {
 		j.Error = info.Err.Error()
 		return j, s, nil //nolint:nilerr // one that cannot be read hides no other
@@ -142,9 +141,6 @@ func (t *tool) queueStats(ctx context.Context, c *cli.Command) error {
 		t.field("service", "%s", quote(j.Service))
 	}
 	parts := plural(int64(j.Partitions), "partition", "partitions")
-	if j.OlderPartitions > 0 {
-		parts += fmt.Sprintf(", and %d closed ones that are not empty", j.OlderPartitions)
-	}
 	if j.Encrypted {
 		parts += ", encrypted"
 	}

@@ -12,7 +12,7 @@
 -- ARGV[6]  how many bytes of payload to claim at most, besides the last message's
 -- returns  {ms until there is something to do, or -1 if an earlier call with this token claimed messages and
 --           none of them is left; how many were redelivered; how many expired; keys whose last message ended
---           without being run; now in ms and, after a space, the closed field; by how much the partition's clock is
+--           without being run; now in ms; by how much the partition's clock is
 --           ahead of Redis's, in ms; how many dead letters were forgotten
 --           for lack of room, and after a space the name of the last; then the messages, as delivery() makes them}
 -- #include common.lua
@@ -28,7 +28,7 @@ redis.call('HDEL', c, '')
 span = lease + retention
 
 local HEAD = 7
-local reply = {0, 0, 0, {}, reply_now(), back_by, '0 '}
+local reply = {0, 0, 0, {}, NOW, back_by, '0 '}
 local session, number = token:match('^(.*)%.(%d+)$')
 session, number = session or token, tonumber(number) or 1
 local last, taken = (token ~= '' and redis.call('HGET', k, session) or ''):match('^%d+ (%d+)(.*)$')
@@ -105,7 +105,7 @@ elseif want_most > 0 then
 end
 next = math.min(next, first_in(w) or next, (more or #reply[4] == STEPS) and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(own[9]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+if math.abs(now - (whole(own[8]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   add(c, 'claimed', NOW)
 end
 return conclude(reply)

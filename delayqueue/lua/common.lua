@@ -81,19 +81,18 @@ local function whole(s)
   return n and n >= 0 and n < 1e16 and n % 1 == 0 and n or nil
 end
 
--- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local OWN = {'seq', 'bytes', 'ended', 'till', 'letters', 'paused', 'awaited', 'closed', 'claimed', 'endless', 'enqueued', 'done',
+local OWN = {'seq', 'bytes', 'ended', 'till', 'letters', 'paused', 'awaited', 'claimed', 'endless', 'enqueued', 'done',
   'results', 'made', 'given', 'latest', 'back'}
 local own = redis.call('HMGET', c, unpack(OWN))
 
-local latest, back_by = whole(own[16]) or 0, whole(own[17]) or 0
+local latest, back_by = whole(own[15]) or 0, whole(own[16]) or 0
 -- #include clock.lua
 local NOW, MICROS = text(now), text(micros)
 
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4]), whole(own[5])}
 local seq, bytes, ended_bytes, till, letter_bytes = had[1] or 0, had[2] or 0, had[3] or 0, had[4], had[5] or 0
-local paused_until, awaited_until, closed = whole(own[6]) or 0, whole(own[7]) or 0, own[8]
-local endless = own[10] == '1' -- no key of messages expires: m was large
+local paused_until, awaited_until = whole(own[6]) or 0, whole(own[7]) or 0
+local endless = own[9] == '1' -- no key of messages expires: m was large
 
 -- Until when the keys of messages live. Where that was lost they live as long as m, and a large one has no end.
 if not till then
@@ -190,7 +189,7 @@ local function open_room()
   if ended_bytes <= HISTORY then
     return max_bytes
   end
-  local s0, s1, s2, s3 = (own[15] or ''):match('^%d+ %d+ %d+ (%d+) %d+ (%d+) %d+ (%d+) %d+ (%d+)')
+  local s0, s1, s2, s3 = (own[14] or ''):match('^%d+ %d+ %d+ (%d+) %d+ (%d+) %d+ (%d+) %d+ (%d+)')
   local given = rings[3] and rings[3].total or (s0 or 0) + (s1 or 0) + (s2 or 0) + (s3 or 0)
   return max_bytes - math.max(0, math.min(ended_bytes - HISTORY, given + 2 * FLOOR - HISTORY))
 end
@@ -266,7 +265,7 @@ end
 -- they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    local before = what == 'enqueued' and own[11] or what == 'done' and own[12] or redis.call('HGET', c, what)
+    local before = what == 'enqueued' and own[10] or what == 'done' and own[11] or redis.call('HGET', c, what)
     add(c, what, text((whole(before) or 0) + n))
   end
   local later = till < now + span

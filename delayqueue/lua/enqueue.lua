@@ -10,28 +10,27 @@
 --             has them; the delay before they become due, in ms; their greatest age, in ms; = if the caller gave the id; p if they are parked because their
 --             key is held, q if they also may replace the last such one of their key, name and principal, c if they only may
 --             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
---             quiet period; of one that comes from a closed partition m, its times as its record has them, and its attempts;
+--             quiet period;
 --           the long payloads, in the order of their keys: the text has the payload's length in its place
 -- returns   {now in ms; for how long no worker has claimed, in ms, or -1: nothing was stored, as nothing ever was, or, if there
 --           are no messages, nothing is queued or runs; how many bytes the messages took before;
 --           of each message that was not stored now its number, and its not_after in ms when it is stored already, the
---           ending of one that has ended, else 'key full', 'principal full', 'queue full', or 'closed' as the partition is}
+--           ending of one that has ended, else 'key full', 'principal full' or 'queue full'}
 -- #include common.lua
 -- #include admit.lua
 local HEADER = 54 -- bytes of a record before the key
-local APART = 1000 -- ms: what is carried over takes less, usually
 local n, sure = ARGV[4]:match('^(%d+) ?(1?)$')
 n = tonumber(n)
 local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
-local claimed = whole(own[9])
+local claimed = whole(own[8])
 local replies = {now, math.max(0, now - (claimed or now)), bytes} -- a clock may step back
 if n == 0 then -- that is all that is asked for
   replies[2] = all > redis.call('ZCARD', x) and replies[2] or -1
   return conclude(replies)
-elseif sure == '' and not own[11] and not closed then
+elseif sure == '' and not own[10] then
   replies[2] = -1
   return conclude(replies)
-elseif not claimed and not closed then -- from now on somebody ought to
+elseif not claimed then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end
 
@@ -43,21 +42,14 @@ local function read_how(s, before)
   if due and micros % 1000 > 0 then
     due = due + 1 -- a message is never early
   end
-  local lengths, times, slot, most, tries = s:sub(#many + 2, #many + 10), NOW .. text(now + age), nil, nil, nil
+  local lengths, slot, most = s:sub(#many + 2, #many + 10)
   if flag == 'q' or flag == 'c' then
     slot, most = 's' .. lengths, tonumber(more)
-  end
-  if more:sub(1, 1) == 'm' then
-    times, tries = more:sub(2, 27), more:sub(28)
-    local shift = now + age - tonumber(more:sub(15, 27), 10)
-    if math.abs(shift) > APART then -- its times are of a partition with another clock
-      times = string.format('%013d', tonumber(more:sub(2, 14), 10) + shift) .. text(now + age)
-    end
   end
   return {
     first = before + 1, last = before + many, named = k + p > 0, key = k, principal = k + name + 1, about = k + name + p,
     due = due, age = age, lasts = age + retention,
-    header = '1' .. flag, long = given == '=' and 'B' or 'b', inline = given == '=' and '=' or '-', tail = times .. lengths, slot = slot, most = most, tries = tries,
+    header = '1' .. flag, long = given == '=' and 'B' or 'b', inline = given == '=' and '=' or '-', tail = NOW .. text(now + age) .. lengths, slot = slot, most = most,
   }
 end
 
@@ -87,7 +79,7 @@ local known = redis.call('HMGET', m, unpack(ARGV, 1 + IDS, TEXTS))
 for i = 1, n do
   known[i] = known[i] and known[i]:sub(33, 45)
 end
-for ring, at in pairs({[14] = MADE, [15] = GIVEN}) do
+for ring, at in pairs({[13] = MADE, [14] = GIVEN}) do
   for bucket = at, own[ring] and at + BUCKETS - 1 or 0 do
     for i, ending in ipairs(redis.call('HMGET', KEYS[bucket], unpack(ARGV, 1 + IDS, TEXTS))) do
       known[i] = known[i] or ending
@@ -118,18 +110,16 @@ local function store(how, id, body, key, principal, size, old)
   if how.lasts > span then
     span = how.lasts
   end
-  if not how.tries then
-    count('enqueued')
-  end
+  count('enqueued')
 end
 
 local others = {} -- than what is stored for the first time, where there is room, and replaces nothing
 local records, looks, room = {}, {}, open_room()
 added[m], added[z] = records, looks
 for _, how in ipairs(hows) do
-  local header, plain, at, stored = how.header .. how.inline, not (how.named or how.slot or how.tries), how.due and text(how.due) or NOW, 0
+  local header, plain, at, stored = how.header .. how.inline, not (how.named or how.slot), how.due and text(how.due) or NOW, 0
   for i = how.first, how.last do
-    local id, body, why = ARGV[IDS + i], ARGV[TEXTS + i], known[i] or closed and not how.tries and 'closed'
+    local id, body, why = ARGV[IDS + i], ARGV[TEXTS + i], known[i]
     local size = plain and not bodies[id] and message_size(HEADER + #body, id, '', '', '')
     if why then
       replies[#replies + 1], replies[#replies + 2] = i, why
@@ -140,7 +130,7 @@ for _, how in ipairs(hows) do
       all, bytes, stored = all + 1, bytes + size, stored + 1
     else
       local key, principal, slot, size = read_job(how, id, body)
-      if slot ~= '' or how.tries or full(key, principal, 1, size) then
+      if slot ~= '' or full(key, principal, 1, size) then
         others[#others + 1], others[#others + 2] = how, i
       else
         store(how, id, body, key, principal, size)
@@ -162,29 +152,16 @@ for j = 1, #others, 2 do
   local how, i = others[j], others[j + 1]
   local id, body = ARGV[IDS + i], ARGV[TEXTS + i]
   local key, principal, slot, size = read_job(how, id, body)
-  local old, newer, why
-  if how.tries then
-    newer = how.slot and newest(slot, key)
-    why = closed and not newer and 'closed'
-    full(key, principal, 0, 0) -- which counts: there is room for what was stored long ago
-  else
-    old = how.slot and replaceable(slot, key)
-    why = old and full(key, principal, 0, size - old.size) or not old and refusal(key, principal, size)
-  end
+  local old = how.slot and replaceable(slot, key)
+  local why = old and full(key, principal, 0, size - old.size) or not old and refusal(key, principal, size)
   if why then
     replies[#replies + 1], replies[#replies + 2] = i, why
   else
     store(how, id, body, key, principal, size, old)
-    if how.slot and not newer then
+    if how.slot then
       add(u, slot, id)
     end
-    if how.tries then
-      note_tries(id, key, principal, '-', how.tries)
-    end
-    if newer then
-      apply()
-      discard(id, key, redis.call('HGET', m, id), 's', newer)
-    elseif old then
+    if old then
       apply()
       discard(old.id, key, old.rec, 's', id)
       unrun[key] = nil -- its head is where it was

@@ -16,9 +16,6 @@ end
 
 local function first_in(set) return tonumber(redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
 
--- The time and the closed field, in replies for workers.
-local function reply_now() return closed and NOW .. ' ' .. closed or NOW end
-
 local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
 
 local function too_old(rec)
@@ -94,7 +91,7 @@ end
 local function read_rings()
   for n = #rings + 1, 3 do
     local numbers, ring = {}, {name = NAMES[n], at = RESULTS + BUCKETS * (n - 1), needed = {}, size = {}, last = {}, total = 0}
-    for word in string.gmatch(own[12 + n] or '', '%S+') do
+    for word in string.gmatch(own[11 + n] or '', '%S+') do
       numbers[#numbers + 1] = whole(word) or 0
     end
     ring.current, ring.since = (numbers[1] or 0) % BUCKETS, numbers[2] or 0
@@ -188,7 +185,7 @@ local function weigh_letter(id, n, ending, sign)
   end
 end
 
--- Ends a message, of an id that its caller gave or not: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
+-- Ends a message, of an id that its caller gave or not: as COUNTS have it. Its place in f is the caller's.
 local function finish(id, key, principal, slot, n, tries, how, ending, given, result)
   local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
@@ -207,16 +204,12 @@ local function finish(id, key, principal, slot, n, tries, how, ending, given, re
   else
     remove(m, id)
     local list = endings[given and 3 or 2]
-    if how ~= 'm' then
-      list[#list + 1], list[#list + 2] = id, ending
-    end
+    list[#list + 1], list[#list + 2] = id, ending
     if result and result ~= '' then
       list = endings[1]
       list[#list + 1], list[#list + 2] = id, result
     end
   end
-  if how ~= 'm' then
-    count(COUNTS[how])
-  end
+  count(COUNTS[how])
   ended[#ended + 1] = id
 end

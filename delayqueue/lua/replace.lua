@@ -1,17 +1,5 @@
 -- Finds what a newer message replaces; after ended.lua.
 
--- The newest message of a slot, given to a handler or not. One that runs is its key's head; it may have lost the slot to one that was
--- cancelled since.
-local function newest(slot, key)
-  local head = fifo(key, '1')[1] or ''
-  for _, id in ipairs({redis.call('HGET', u, slot) or '', id_at(head, key)}) do
-    local rec = redis.call('HGET', m, id)
-    if rec and read(id, rec).slot == slot then
-      return id
-    end
-  end
-end
-
 -- The message that a newer one replaces, if no handler was given it yet.
 local function replaceable(slot, key)
   apply()

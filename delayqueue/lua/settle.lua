@@ -9,7 +9,6 @@
 --   how     d  it is done; then g if the caller gave its id
 --           E  it expires: it would be too old for its next attempt; then g as well
 --           x  it becomes a dead letter; then p if that halts the messages of its key, k if it halts its key, else -
---           m  it was carried over to another partition: it is removed here
 --           r  the attempt failed; the message goes back
 --           b  it goes back without a failed attempt; then w if it waits for its own key, so that wake.lua makes it due
 --           h  it goes back: this worker cannot run it, another may
@@ -21,7 +20,7 @@
 --   which   of the next: k the next of its key, which the caller holds; a what is due
 -- returns   for each claim a number, or it and the next message, if one was claimed: now, or when
 --           the call was sent before: 1 when it was the caller's, else 0;
---           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0, and how
+--           and at last now in ms, 1 when a message is due now, else 0, and how
 --           many dead letters were forgotten for lack of room, with the name of the last after a space
 -- #include common.lua
 -- #include finish.lua
@@ -145,7 +144,7 @@ if letter_bytes > HISTORY then
   tidy()
 end
 span = math.max(span, lease + retention)
-replies[#states + 1] = reply_now()
+replies[#states + 1] = NOW
 replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
 replies[#states + 3] = forgotten
 return conclude(replies)
