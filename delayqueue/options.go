@@ -86,8 +86,8 @@ func WithMaxResult(n int) Option {
 // sends one script every 10 s to each, or every third of a claim lease if that is shorter.
 //
 // The number is chosen when the queue is made, and never changes. A process with another number is refused
-// ([ErrOtherLayout]): use a queue of another name, and serve both until the first one is empty. Default: the number that
-// the queue has, and 1 for a new one; at most 1024.
+// ([ErrOtherLayout]): use a queue of another name, and serve both until the first one is empty. A key's order does not
+// hold between the two. Default: the number that the queue has, and 1 for a new one; at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
 		q.split = n
