@@ -183,7 +183,7 @@ type queueSection struct {
 	DeadRetention time.Duration `yaml:"dead_retention" range:"1s..8784h"`
 	// For how long a key stays reserved for its parked requests. Default: 1m.
 	ReservationWindow *time.Duration `yaml:"reservation_window" range:"0|100ms..24h"`
-	// Into how many parts the queue is split. That never changes: a queue with another number is refused. Default: that of the queue; 1 for a new one.
+	// Into how many parts the queue is split. That never changes: a queue with another number is refused. Default: that of the queue; for a new one 1, on a Cluster 16.
 	Partitions int `yaml:"partitions" range:"1..1024"`
 	// What a dead letter halts until it is redriven or purged: the parked requests of its key, or the key. Default: nothing.
 	HaltOnDeath string `yaml:"halt_on_death" oneof:"parked|key"`

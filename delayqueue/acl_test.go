@@ -101,7 +101,7 @@ func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user strin
 	require.NoError(t, err)
 	all, err := delayqueue.Queues(ctx, client("queues"), "")
 	require.NoError(t, err)
-	require.Equal(t, []delayqueue.Info{{Name: "q", Partitions: 1}}, all)
+	require.Equal(t, []delayqueue.Info{{Name: "q", Partitions: b.stats().Partitions}}, all)
 	operated, err := delayqueue.Open(ctx, client("queues"), "q")
 	require.NoError(t, err)
 	require.NoError(t, operated.Pause(ctx, time.Minute))

@@ -9,11 +9,12 @@ import (
 
 const (
 	defaultDepth = 100_000
-	defaultSplit = 1
 	// docs/scaling.md has how long a node of a Cluster stalls when a partition with so many messages moves.
 	defaultClusterDepth = 3000
-	defaultBytes        = 64 << 20
-	maxBytes            = 1 << 40
+	// Enough never to be changed; and an idle Worker sends no more than 2 commands a second.
+	defaultClusterPartitions = 16
+	defaultBytes             = 64 << 20
+	maxBytes                 = 1 << 40
 	// What a message takes beside its payload, at most: its record, with the longest key, name
 	// and principal, its entries in Redis, and what sealing adds.
 	overhead = 6500
@@ -21,10 +22,23 @@ const (
 
 // depthOf is the default of [WithMaxDepth].
 func depthOf(rdb redis.UniversalClient) int {
-	if _, cluster := rdb.(*redis.ClusterClient); cluster {
+	if isCluster(rdb) {
 		return defaultClusterDepth
 	}
 	return defaultDepth
+}
+
+// splitOf is the default of [WithPartitions] for a new queue.
+func splitOf(rdb redis.UniversalClient) int {
+	if isCluster(rdb) {
+		return defaultClusterPartitions
+	}
+	return 1
+}
+
+func isCluster(rdb redis.UniversalClient) bool {
+	_, is := rdb.(*redis.ClusterClient)
+	return is
 }
 
 // WithMaxBytes bounds the memory of Redis, in bytes, of the queued and running messages of each

@@ -29,8 +29,11 @@ const (
 // common.lua adds.
 const ClaimWithoutMessages = claimHead + 1
 
-// DefaultClusterDepth is the default of WithMaxDepth on a Cluster.
-const DefaultClusterDepth = defaultClusterDepth
+// The defaults of WithMaxDepth and WithPartitions on a Cluster.
+const (
+	DefaultClusterDepth      = defaultClusterDepth
+	DefaultClusterPartitions = defaultClusterPartitions
+)
 
 // ScriptHashes are the scripts' names as EVALSHA knows them.
 var ScriptHashes = map[string]string{

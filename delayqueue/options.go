@@ -87,7 +87,8 @@ func WithMaxResult(n int) Option {
 //
 // The number is chosen when the queue is made, and never changes. A process with another number is refused
 // ([ErrOtherLayout]): use a queue of another name, and serve both until the first one is empty. A key's order does not
-// hold between the two. Default: the number that the queue has, and 1 for a new one; at most 1024.
+// hold between the two. Default: the number that the queue has, and for a new one 1, or 16 with a
+// [redis.ClusterClient]; at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
 		q.split = n

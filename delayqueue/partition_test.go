@@ -10,8 +10,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // inPartition is a name for a key that is in the i-th partition of n.
@@ -101,7 +103,9 @@ func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 func TestPartition_OnACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
-	b := onCluster(t, c, "q", delayqueue.WithPartitions(6))
+	b := &bench{t: t, env: &redistest.Env{Real: true, Prefix: "p"}}
+	b.queue, b.locker = b.newQueue(c.Client(t)), testbed.NewLocker(t, c.Client(t), core.WithPrefix("p"))
+	require.Equal(t, delayqueue.DefaultClusterPartitions, b.stats().Partitions)
 	var ids []string
 	for i := range 200 {
 		ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint("m", i), Key: fmt.Sprint("k", i%5)}))

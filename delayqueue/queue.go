@@ -103,7 +103,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		return nil, err
 	}
 	q.setArguments()
-	q.size, q.partitions = q.split, q.makePartitions(cmp.Or(q.split, defaultSplit))
+	q.size, q.partitions = q.split, q.makePartitions(cmp.Or(q.split, splitOf(rdb)))
 	return q, nil
 }
 

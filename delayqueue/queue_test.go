@@ -95,7 +95,7 @@ func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
 	t.Parallel()
 	stored := func(env *redistest.Env, rdb redis.UniversalClient) int64 {
 		b := &bench{t: t, env: env}
-		b.queue = b.newQueue(rdb)
+		b.queue = b.newQueue(rdb, delayqueue.WithPartitions(1))
 		b.parkJobs(4100, true, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })
 		return b.stats().Queued
 	}

@@ -271,7 +271,7 @@ func onCluster(t *testing.T, c *redistest.Cluster, name string, opts ...delayque
 	b := &bench{t: t, env: &redistest.Env{Prefix: "p", Real: true}}
 	var err error
 	b.queue, err = delayqueue.New(c.Client(t), name, append([]delayqueue.Option{
-		delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000),
+		delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000), delayqueue.WithPartitions(1),
 	}, opts...)...)
 	require.NoError(t, err)
 	b.locker, err = core.New(c.Client(t), core.WithPrefix(b.env.Prefix))
