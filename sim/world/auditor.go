@@ -40,6 +40,11 @@ func under(p *process, who string, lease *core.Lease) *stay {
 // asks: one that is stopped would never end it.
 func (s *stay) alive() bool { return !s.left && (s.p.w.strict("deaf") || s.ctx.Err() == nil) }
 
+// holds reports whether it may have the key: its lease is not lost, although its caller's time may be over.
+func (s *stay) holds() bool {
+	return !s.left && !errors.Is(context.Cause(s.ctx), core.ErrLeaseLost)
+}
+
 // auditor checks who works under the same key.
 type auditor struct {
 	w      *world
@@ -83,7 +88,7 @@ func (a *auditor) enter(key string, s *stay) {
 	last, before := a.last[key], 1
 	a.inside[key], a.last[key] = append(a.inside[key], s), s
 	for _, o := range all {
-		if o.over = !o.alive(); o.over || a.excused(o) || a.excused(s) {
+		if o.over = !o.holds(); !o.alive() || a.excused(o) || a.excused(s) {
 			continue
 		}
 		if s.mode == core.ModeExclusive || o.mode == core.ModeExclusive {
@@ -146,7 +151,7 @@ func (a *auditor) watch(keys []string) {
 	for ; !a.w.calm; time.Sleep(200 * time.Millisecond) {
 		for _, key := range keys {
 			now := time.Now()
-			if slices.ContainsFunc(a.inside[key], (*stay).alive) || now.Before(a.kept[key]) || a.some[key] > 0 || busy[key].IsZero() {
+			if slices.ContainsFunc(a.inside[key], (*stay).holds) || now.Before(a.kept[key]) || a.some[key] > 0 || busy[key].IsZero() {
 				busy[key] = now
 			}
 			for _, o := range a.line[key] {

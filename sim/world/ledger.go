@@ -191,7 +191,7 @@ func (l *ledger) early(m *message) bool {
 		}
 	}
 	return !slices.ContainsFunc(l.all, func(o *message) bool {
-		return o.replaces(m) && o.called.Before(m.called) && o.starts == o.conflicts && time.Since(o.called) >= quietPeriod && o.called.After(started)
+		return o.replaces(m) && o.called.Before(m.called) && o.starts == o.conflicts && time.Since(o.called) >= quietPeriod && later(o.called, o.acked).After(started)
 	})
 }
 

@@ -162,7 +162,7 @@ var togetherMutants = []struct{ name, script, old, new string }{
 	{"a refusal is another's", "acquires", "refusal(KEYS[i], ARGV", "refusal(KEYS[1], ARGV"},
 	{"its own is refused", "acquires", "holder ~= token and", "true and"},
 	{"a reader is refused beside another", "acquires", "and (string.sub(holder, 1, 2) == '1:' or string.sub(token, 1, 2) == '1:')", ""},
-	{"what never ends ends", "acquires", "rest >= 0", "true"},
+	{"a lease without an end is over", "acquires", "rest >= 0", "true"},
 	{"who waits is refused", "acquires", "elseif ARGV[4 * i + 1] ~= '' then", "elseif false then"},
 	{"one error is everybody's", "acquires", "redis.pcall('SET'", "redis.call('SET'"},
 	{"anybody releases", "releases", "string.sub(text, 1, #its) == its", "true"},
