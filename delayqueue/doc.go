@@ -79,7 +79,7 @@
 //
 // # Memory
 //
-// A queue takes at most 100,000 messages in each partition, 3000 on a Cluster ([WithMaxDepth], [WithMaxDepthPerKey]), and 64 MiB of Redis, including
+// Each partition takes at most 100,000 messages, 3000 on a Cluster ([WithMaxDepth], [WithMaxDepthPerKey]), and 64 MiB of Redis, including
 // dead letters and the status of messages that have ended: [WithMaxBytes], [WithMaxBytesPerKey], [WithMaxBytesPerPrincipal].
 // Beyond that jobs are refused with [ErrQueueFull], [ErrKeyFull] or [ErrPrincipalFull].
 //
