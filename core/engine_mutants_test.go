@@ -101,7 +101,7 @@ var testedMutants = []mutant.Mutant{
 	{Name: "candidates do not pause", File: "lead.go", Old: "backoff.Full(failures, leadPauseMin, leadPauseMax)", New: "map[bool]time.Duration{false: backoff.Full(failures, leadPauseMin, leadPauseMax), true: leadPauseMin / 2}[%s]", Tests: "^TestLead_GoesOn"},
 	{Name: "a refusal of which nobody has heard for long", File: "obtain.go", Old: "if failure == nil && decision.kind == decideReject {", New: "if failure == nil && decision.kind == decideReject && !%s {", Tests: "^TestBlackhole_EveryPath"},
 	{Name: "a call is shed without a word from Redis", File: "obtain.go", Old: "if err := a.heard(); err != nil {", New: "if err := a.heard(); err != nil && !%s {", Tests: "^TestBlackhole_EveryPath"},
-	{Name: "a release waits for as long as its client", File: "internal/store/command.go", Old: "case !d.patient && b.heardLately()", New: "case (!d.patient || %s) && b.heardLately()", Tests: "^TestBlackhole_AnExtension"},
+	{Name: "a release waits for as long as its client", File: "internal/store/command.go", Old: "return !d.patient && b.heardLately()", New: "return (!d.patient || %s) && b.heardLately()", Tests: "^TestBlackhole_AnExtension"},
 	{Name: "what is in flight is not given up", File: "internal/store/health.go", Old: "close(*b.lost.Swap(new(make(chan struct{}))))", New: "if lost := b.lost.Swap(new(make(chan struct{}))); !%s {\n\t\tclose(*lost)\n\t}", Tests: "^TestBlackhole_AnExtension"},
 	{Name: "a try that was not sent hides one that ran", File: "internal/store/command.go", Old: "if r.err != nil && c.ran {", New: "if r.err != nil && c.ran && !%s {", Tests: "^TestRetried_"},
 }
