@@ -106,6 +106,7 @@ func TestRetried_AnAcquireThatIsNotSentASecondTimeIsCancelled(t *testing.T) {
 				}
 				l := lockerOn(t, client, "p")
 				warm(t, l)
+				require.NoError(t, rdb.ScriptLoad(t.Context(), core.Scripts["acquires"]).Err()) // so that the first try runs
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				n, results := 0, make(chan error, 2)

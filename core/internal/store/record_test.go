@@ -91,7 +91,7 @@ func lasting(t *testing.T, ends string, records int, script string, args []any) 
 	}
 	pipeline(func(pipe redis.Pipeliner, i int) {
 		acquire(pipe, i, 60000)
-		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, readerToken, 60000, 0, "x", "", "") // inflates the record
+		pipe.Eval(ctx, store.Sources["force"], []string{key(i)}, "", 0) // inflates the record
 	})
 	pipeline(func(pipe redis.Pipeliner, i int) {
 		if ends == "record" {

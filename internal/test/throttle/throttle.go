@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Server is what the connections of a client share: it takes requests one after the other, and as long for each.
+// Server is what the connections of a client share: it takes requests one after the other, and as long for each, or for each key of a lock.
 type Server struct {
 	mu    sync.Mutex
 	takes time.Duration
@@ -44,6 +44,7 @@ func (c throttled) Write(piece []byte) (int, error) {
 	if bytes.HasPrefix(piece, []byte("*")) {
 		requests++
 	}
+	requests = max(requests, bytes.Count(piece, []byte(":lock{}:"))) // a call may be for the keys of many callers
 	s := c.server
 	s.mu.Lock()
 	if now := time.Now(); s.busy.Before(now) {
