@@ -19,6 +19,7 @@ type command struct {
 	record    string
 	noRetry   bool // never to be sent again after a lost reply: the second reply would mean something else
 	plain     bool // it is one of those that a script does together
+	twice     bool // that was sent twice: the second time may have found it done
 	publishes bool // it publishes a message that another process waits for
 	ctx       callContext
 	args      []any
@@ -99,7 +100,7 @@ func (d *deployment) recycle(c *command) {
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
 	c.cmd, c.until, c.at = redis.Cmd{}, time.Time{}, time.Time{}
-	c.records, c.plain, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, false, 0, false, nil
+	c.records, c.plain, c.twice, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, false, false, 0, false, nil
 	clear(c.args)
 	clear(c.texts)
 	c.texts, c.numbers = c.texts[:0], c.numbers[:0]
@@ -219,7 +220,7 @@ func (d *deployment) do(cmd *command) (r result, twice bool) {
 			return result{err: err}, false
 		}
 	}
-	twice = d.single && cmd.used.Twice() // on a Cluster a redirect sends it again, and the first time nothing ran
+	twice = d.single && (cmd.twice || cmd.used.Twice()) // on a Cluster a redirect sends it again, and the first time nothing ran
 	d.recycle(cmd)
 	return r, twice
 }

@@ -194,7 +194,7 @@ func TestThin_EveryScriptDoesWhatItDoesToAHash(t *testing.T) {
 }
 
 // thinMutants break one line of what is for thin records.
-var thinMutants = []struct{ name, script, old, new string }{
+var thinMutants = []scriptMutant{
 	{"an inflated holder is gone", "", "'h:' .. holder, grant)", "'h:', grant)"},
 	{"an inflated lease is over", "", "string.format('%d %s %s', now + left, its, what)", "string.format('%d %s %s', now, its, what)"},
 	{"an inflated lease is longer", "", "local left = redis.call('PTTL', key)", "local left = 9000 + redis.call('PTTL', key)"},
@@ -222,22 +222,31 @@ var thinMutants = []struct{ name, script, old, new string }{
 	{"a secret is told", "inspect", "string.match(holder, '^(%d+:.*)%.')", "holder"},
 }
 
+// scriptMutant is a script, or each that has it if none is named, with a piece of it broken.
+type scriptMutant struct{ name, script, old, new string }
+
+// sources are all scripts, of the mutant.
+func (m scriptMutant) sources(t *testing.T) map[string]string {
+	t.Helper()
+	sources, broken := maps.Clone(store.Sources), 0
+	for name, source := range sources {
+		if m.script == name || m.script == "" && strings.Contains(source, m.old) {
+			require.Equal(t, 1, strings.Count(source, m.old), name)
+			sources[name] = strings.Replace(source, m.old, m.new, 1)
+			broken++
+		}
+	}
+	require.Positive(t, broken)
+	return sources
+}
+
 func TestThin_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	names := slices.Sorted(maps.Keys(thinCalls))
 	for _, m := range thinMutants {
 		t.Run(m.name, func(t *testing.T) {
-			sources := maps.Clone(store.Sources)
-			broken := 0
-			for name, source := range sources {
-				if m.script == name || m.script == "" && strings.Contains(source, m.old) {
-					require.Equal(t, 1, strings.Count(source, m.old), name)
-					sources[name] = strings.Replace(source, m.old, m.new, 1)
-					broken++
-				}
-			}
-			require.Positive(t, broken)
+			sources := m.sources(t)
 			for _, name := range names {
 				if differs := thinDifference(t, rdb, sources, "p", holderToken, thinCalls[name]); differs != "" {
 					t.Logf("%s: %s", name, differs)

@@ -98,7 +98,7 @@ func (t *together) spread(alone []*command) []*command {
 		case isLate:
 			c.call.SetVal(val)
 		case replies[i] == nil:
-			c.plain = false
+			c.plain, c.twice = false, c.used.Twice()
 			alone = append(alone, c)
 		default:
 			c.call.SetVal(replies[i])
