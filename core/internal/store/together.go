@@ -68,14 +68,8 @@ func (c *command) plainArgs(args []any) []any {
 	if c.script == releaseScript {
 		return append(args, own...)
 	}
-	what, mark := any(""), any("")
-	if len(own) > 3 {
-		what = own[3]
-	}
-	if len(own) > 4 {
-		mark = own[4]
-	}
-	return append(args, own[0], own[1], what, mark)
+	own = append(own, "", "") // its description and its mark can be absent
+	return append(args, own[0], own[1], own[3], own[4])
 }
 
 // spread gives each command its reply. It appends those that have to ask alone to alone.
