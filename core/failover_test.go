@@ -55,65 +55,6 @@ func TestFailover_APrimaryThatComesBackUnderLoadLosesNoWrite(t *testing.T) {
 	}
 }
 
-func TestFailover_AGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
-	t.Parallel()
-	ends := map[string]func(*redistest.Server) (back func()){
-		"killed": func(primary *redistest.Server) func() {
-			primary.Kill()
-			return func() {}
-		},
-		"stopped": func(primary *redistest.Server) func() {
-			primary.Pause()
-			return primary.Resume
-		},
-	}
-	for name, put := range ends {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			testAGrantThatNoReplicaHeardOf(t, put)
-		})
-	}
-}
-
-func testAGrantThatNoReplicaHeardOf(t *testing.T, put func(*redistest.Server) (back func())) {
-	t.Helper()
-	eachDeployment(t, func(t *testing.T, d deployment) {
-		ctx := t.Context()
-		holder, other := lockerOn(t, d.client(t, resp3), "p"), lockerOn(t, d.client(t, resp3), "p")
-		warm(t, holder)
-		warm(t, other)
-		primary := d.primary(t, core.RecordName("p", "k"))
-		reconnect := cutReplication(t, primary, d.replicas(t, core.RecordName("p", "k")))
-
-		var store fencedStore
-		lost, err := holder.TryAcquire(ctx, "k")
-		require.NoError(t, err)
-		require.NoError(t, lost.Extend(ctx, time.Minute), "so that it is sure of itself for long")
-		require.True(t, store.claim(lost.Fence()))
-		value := store.read()
-		back := put(primary)
-		reconnect()
-
-		next, err := acquireInTheEnd(ctx, other, "k")
-		require.NoError(t, err)
-		back()
-		sure := lost.Context().Err() == nil
-		require.Greater(t, next.Fence(), lost.Fence())
-		require.True(t, store.claim(next.Fence()))
-		now := store.read()
-		require.False(t, store.write(lost.Fence(), value, value+1), "the store knows better than its holder")
-		require.True(t, store.write(next.Fence(), now, now+1))
-		require.Zero(t, store.stale)
-
-		<-lost.Context().Done()
-		require.ErrorIs(t, context.Cause(lost.Context()), core.ErrLeaseLost)
-		require.ErrorIs(t, lost.Release(ctx), core.ErrLeaseLost)
-		require.NoError(t, next.Extend(ctx, time.Second), "the late release left the new holder alone")
-		require.NoError(t, next.Release(ctx))
-		t.Logf("the lost lease was still trusted when the next was granted: %t", sure)
-	})
-}
-
 func TestFailover_AGrantThatNoReplicaHeardOfIsRefused(t *testing.T) {
 	t.Parallel()
 	eachDeployment(t, func(t *testing.T, d deployment) {

@@ -2,8 +2,6 @@ package core_test
 
 import (
 	"context"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -53,42 +51,3 @@ func TestModes_TheWriterThatGivesUpLetsReadersIn(t *testing.T) {
 // beforeItsPlaceIsLost is less than the 20 s after which a waiter that is not refreshed is skipped anyway, and more than any busy
 // machine adds to the claim's second.
 const beforeItsPlaceIsLost = 15 * time.Second
-
-// The one behind whom a grant was lost has no more to wait for than the claim.
-func TestModes_AGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	stopped := launchHolder(t, env, "k", time.Second)
-	redistest.Eventually(t, func() bool {
-		queue, _ := env.Client(t).HGet(t.Context(), core.RecordName(env.Prefix, "k"), "queue").Result()
-		return strings.Contains(queue, "@")
-	}, "it listens")
-	next := acquiring(t, newLocker(t, env), "k")
-	queued(t, env, "k", 2)
-	stopped.signal(syscall.SIGSTOP)
-	start := time.Now()
-	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, granted(t, next).Release(t.Context()))
-	require.Less(t, time.Since(start), beforeItsPlaceIsLost)
-}
-
-func TestModes_AKilledWaiterIsSkipped(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	l := newLocker(t, env)
-	lease, err := l.Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	killed := launchHolder(t, env, "k", time.Second, "shared")
-	queued(t, env, "k", 1)
-	next := acquiring(t, newLocker(t, env), "k")
-	queued(t, env, "k", 2)
-	killed.signal(syscall.SIGKILL)
-	_ = killed.cmd.Wait()
-
-	start := time.Now()
-	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, granted(t, next).Release(t.Context()))
-	require.Less(t, time.Since(start), beforeItsPlaceIsLost)
-}

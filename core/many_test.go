@@ -3,9 +3,7 @@ package core_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -200,43 +198,6 @@ func TestAcquireAll_EndsWithItsCtx(t *testing.T) {
 		require.NotErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, busy.Release(t.Context()))
 		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
-	})
-}
-
-// No philosopher starves, and no fork is in two hands.
-func TestDiningPhilosophers(t *testing.T) {
-	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		const seats, meals = 5, 8
-		var forks [seats]atomic.Int32
-		var wg sync.WaitGroup
-		for range 2 { // two at each seat
-			for seat := range seats {
-				l := newLocker()
-				left, right := seat, (seat+1)%seats
-				wg.Go(func() {
-					for range meals {
-						set, err := l.AcquireAll(t.Context(), []string{strconv.Itoa(left), strconv.Itoa(right)})
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						for _, fork := range []int{left, right} {
-							if forks[fork].Add(1) != 1 {
-								t.Error("a fork in two hands")
-							}
-						}
-						time.Sleep(rand.N(time.Millisecond))
-						forks[left].Add(-1)
-						forks[right].Add(-1)
-						if err := set.Release(t.Context()); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-			}
-		}
-		wg.Wait()
-		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
 	})
 }
 

@@ -312,24 +312,3 @@ func TestOutage_ACallThatLeavesInItLeavesNoPlace(t *testing.T) {
 	queued(t, env, "k", 0)
 	require.NoError(t, held.Release(t.Context()))
 }
-
-// With as many calls waiting as may, nobody asks Redis in the name of one more.
-func TestOutage_CallsThatMayNotWaitAreUnavailableToo(t *testing.T) {
-	t.Parallel()
-	for name, fail := range outages {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l, proxy, _ := outageLocker(t, core.WithMaxWaiters(5, 10))
-			warm(t, l)
-			fail(proxy)
-			guard := l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond})
-			errs, _ := callsAtOnce(60, func(i int) error {
-				return guard.Do(t.Context(), core.Call{Key: fmt.Sprint("k", i/3)}, nothing)
-			})
-			for _, err := range errs {
-				require.ErrorIs(t, err, core.ErrUnavailable)
-				require.NotErrorIs(t, err, core.ErrConflict)
-			}
-		})
-	}
-}

@@ -3,7 +3,6 @@ package core_test
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -355,30 +354,4 @@ func TestClose_OfASilentRedisTakesTwoSeconds(t *testing.T) {
 			require.ErrorIs(t, <-calls, core.ErrClosed)
 		}
 	})
-}
-
-func TestRace_ManyCallsThatLeaveAtOnceLeaveNothingBehind(t *testing.T) {
-	t.Parallel()
-	const n = 400
-	env := redistest.Real(t)
-	l, other := newLocker(t, env), newLocker(t, env)
-	warm(t, l)
-	warm(t, other)
-	redistest.Eventually(t, l.Listening, "up")
-	key := func(i int) string { return "key" + strconv.Itoa(i) }
-	for i := range n {
-		_, err := other.TryAcquire(t.Context(), key(i))
-		require.NoError(t, err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { _, _ = l.Acquire(ctx, key(i)) })
-	}
-	redistest.Eventually(t, func() bool { return l.InformedCalls() == n }, "all wait")
-	cancel()
-	wg.Wait()
-	for i := range n {
-		queued(t, env, key(i), 0)
-	}
 }

@@ -19,18 +19,13 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// holderVar makes this test binary a holder: "addr prefix key ttl", and "shared" if
-// it is to be a reader, or "once" or "lead".
+// holderVar makes this test binary a holder: "addr prefix key ttl", and "once" or "lead" if it is to call that.
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and says what became of the lease.
 func runHolder() {
 	var addr, prefix, key, ttl, mode string
 	_, _ = fmt.Sscan(os.Getenv(holderVar), &addr, &prefix, &key, &ttl, &mode)
-	var opts []core.AcquireOption
-	if mode == "shared" {
-		opts = append(opts, core.Shared())
-	}
 	d, _ := time.ParseDuration(ttl)
 	l, err := core.New(redis.NewClient(&redis.Options{Addr: addr}), core.WithPrefix(prefix), core.WithTTL(d))
 	if err != nil {
@@ -41,7 +36,7 @@ func runHolder() {
 		run(l, key)
 		return
 	}
-	lease, err := l.Acquire(context.Background(), key, opts...)
+	lease, err := l.Acquire(context.Background(), key)
 	if err != nil {
 		fmt.Println(err)
 		return

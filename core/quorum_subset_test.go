@@ -9,11 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // What a node can be, as one letter in the name of a case.
@@ -139,48 +137,4 @@ func testSubset(t *testing.T, nodes []*fakeNode, is string) {
 	time.Sleep(3 * time.Second)
 	require.Empty(t, records(nodes), is)
 	require.NoError(t, l.Close())
-}
-
-func TestQuorum_EverySubsetOfRealServersIsTold(t *testing.T) {
-	t.Parallel()
-	for _, is := range casesOf(3) {
-		letters := []byte(is)
-		slices.Sort(letters)
-		if string(letters) != is {
-			continue // the order makes no difference that the fake nodes do not show
-		}
-		t.Run(is, func(t *testing.T) {
-			t.Parallel()
-			servers := startServers(t, 3)
-			l := overServers(t, servers)
-			warm(t, l)
-			var held []*core.Lease
-			for i, s := range servers {
-				switch is[i] {
-				case nodeHeld:
-					lease, err := newLocker(t, &redistest.Env{Addr: s.Addr, Prefix: "perkey"}).TryAcquire(t.Context(), "k")
-					require.NoError(t, err)
-					held = append(held, lease)
-				case nodeDead:
-					s.Kill()
-				case nodeStopped:
-					s.Pause()
-				}
-			}
-			_, want := expected(is)
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, want)
-			if err == nil {
-				require.NoError(t, lease.Release(t.Context()))
-			}
-			for _, lease := range held {
-				require.NoError(t, lease.Release(t.Context()))
-			}
-			for i, s := range servers {
-				if s.Resume(); is[i] != nodeDead {
-					requireNothingLeft(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "perkey", orphan)
-				}
-			}
-		})
-	}
 }

@@ -78,35 +78,6 @@ func TestLease_ALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 	})
 }
 
-func TestLease_AGrantToACallThatLeavesGoesToTheNext(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder, l := newLocker(t, env), newSleeper(t, env)
-		guard := l.Guard(untilWoken)
-		inLine := make(chan struct{})
-		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
-		nothing := func(context.Context) error { return nil }
-		for range 50 {
-			held, err := holder.Acquire(t.Context(), "k")
-			require.NoError(t, err)
-			ctx, leave := context.WithCancel(t.Context())
-			first, second := make(chan error, 1), make(chan error, 1)
-			go func() { first <- guard.Do(ctx, call, nothing) }()
-			<-inLine
-			listening(t, l)
-			go func() { second <- guard.Do(t.Context(), call, nothing) }()
-			<-inLine
-			released := make(chan error, 1)
-			go func() { released <- held.Release(t.Context()) }()
-			leave() // either may come first
-			require.NoError(t, <-released)
-			if err := <-first; err != nil {
-				require.ErrorIs(t, err, context.Canceled)
-			}
-			require.NoError(t, <-second)
-		}
-	})
-}
-
 func TestLease_AReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
