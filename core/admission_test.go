@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -143,16 +142,39 @@ func TestReaders_AnAdmissionThatIsDeliveredLateAdmitsNobody(t *testing.T) {
 	})
 }
 
+// What came of an admission is not known: its reply is lost, and go-redis sends it again or not; its error is that of a later try; or
+// nothing comes at all, and the wait queue asks by itself meanwhile.
 func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
-	for name, retries := range map[string]int{"sent again": 3, "cancelled": noRetries} {
+	for name, test := range map[string]struct {
+		retries int
+		first   func(next func() error, over <-chan struct{}) error // in place of the first one; nil: its connection breaks
+		within  time.Duration
+	}{
+		"sent again":    {3, nil, promptly},
+		"cancelled":     {noRetries, nil, promptly},
+		"no connection": {noRetries, func(next func() error, _ <-chan struct{}) error { _ = next(); return redis.ErrPoolTimeout }, promptly},
+		"no answer":     {noRetries, func(_ func() error, over <-chan struct{}) error { <-over; return os.ErrDeadlineExceeded }, orphan},
+	} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				const readers = 20
-				a, proxy, direct := throughProxy(t, env, retries)
-				require.NoError(t, direct.ScriptLoad(t.Context(), core.Scripts["admit"]).Err())
-				b := newLocker(t, env)
+				proxy, direct := redistest.NewProxy(t, env.Addr), env.Client(t)
+				rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: test.retries})
+				var came atomic.Bool
+				over := make(chan struct{})
+				end := sync.OnceFunc(func() { close(over) })
+				t.Cleanup(end)
+				admissions(t, rdb, func(next func() error) error {
+					if test.first != nil && came.CompareAndSwap(false, true) {
+						return test.first(next, over)
+					}
+					return next()
+				})
+				a, b := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(direct)), newLocker(t, env)
 				writing, grants := readersBehind(t, env, b, a, readers)
-				proxy.LoseReply(once(redis.NewScript(core.Scripts["admit"]).Hash()))
+				if test.first == nil {
+					proxy.LoseReply(once(redis.NewScript(core.Scripts["admit"]).Hash()))
+				}
 				require.NoError(t, writing.Release(t.Context()))
 				fences := map[int64]bool{}
 				var leases []*core.Lease
@@ -162,6 +184,7 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 					leases = append(leases, lease)
 				}
 				require.Len(t, fences, readers)
+				end()
 				redistest.Eventually(t, func() bool {
 					held, err := direct.HGet(t.Context(), core.RecordName(env.Prefix, "k"), "held").Int()
 					return err == nil && held == readers
@@ -169,42 +192,10 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 				for _, lease := range leases {
 					require.NoError(t, lease.Release(t.Context()))
 				}
-				requireNothingLeft(t, direct, env.Prefix, promptly)
+				requireNothingLeft(t, direct, env.Prefix, test.within)
 			})
 		})
 	}
-}
-
-// go-redis sends an admission again whose reply was lost, and its error is then that of its last try.
-func TestReaders_AnAdmissionThatRanBeforeThePoolWasFull(t *testing.T) {
-	t.Parallel()
-	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
-		rdb := nodes[0].client(t)
-		var first sync.Once
-		admissions(t, rdb, func(next func() error) error {
-			err := next()
-			first.Do(func() { err = redis.ErrPoolTimeout })
-			return err
-		})
-		a, b := lockerOn(t, rdb, "p"), lockerOn(t, nodes[0].client(t), "p")
-		writing, err := b.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		var reading []<-chan got
-		for range 20 {
-			reading = append(reading, acquiring(t, a, "k", core.Shared()))
-		}
-		listening(t, a)
-		synctest.Wait()
-		require.NoError(t, writing.Release(t.Context()))
-		var leases []*core.Lease
-		for _, c := range reading {
-			leases = append(leases, granted(t, c))
-		}
-		for _, lease := range leases {
-			require.NoError(t, lease.Release(t.Context()))
-		}
-		requireNothingLeft(t, nodes[0].client(t), "p", promptly)
-	})
 }
 
 // heldAdmission has the answer to the first admission, which closes ran, arrive when gate is closed.
@@ -303,36 +294,5 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 		require.NoError(t, err)
 		require.Less(t, time.Since(start), 4*time.Second)
 		require.NoError(t, writing.Release(t.Context()))
-	})
-}
-
-// An admission gets no answer: the wait queue asks by itself, and the calls wait on meanwhile.
-func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const readers = 20
-		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, MaxRetries: noRetries})
-		a, b := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t))), newLocker(t, env)
-		var swallowed atomic.Bool
-		over := make(chan struct{})
-		end := sync.OnceFunc(func() { close(over) })
-		t.Cleanup(end)
-		admissions(t, rdb, func(next func() error) error {
-			if !swallowed.CompareAndSwap(false, true) {
-				return next()
-			}
-			<-over
-			return os.ErrDeadlineExceeded // it may have run
-		})
-		writing, grants := readersBehind(t, env, b, a, readers)
-		require.NoError(t, writing.Release(t.Context()))
-		var leases []*core.Lease
-		for range readers {
-			leases = append(leases, granted(t, grants))
-		}
-		for _, lease := range leases {
-			_ = lease.Release(t.Context()) // on a busy machine one may be over
-		}
-		end()
-		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
 	})
 }

@@ -42,45 +42,42 @@ func once(words ...string) func([]byte) bool {
 
 const noRetries = -1
 
-func TestFault_ALostAcquireReplyIsAnsweredAgainWithTheSameGrant(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l, proxy, _ := throughProxy(t, env, 3)
-		warm(t, l)
-		proxy.LoseReply(once("lost-key"))
-		lease, err := l.TryAcquire(t.Context(), "lost-key")
-		require.NoError(t, err)
-		require.NoError(t, lease.Extend(t.Context(), time.Second))
-		require.NoError(t, lease.Release(t.Context()))
-	})
-}
-
-func TestFault_ALostAcquireReplyLeavesNothingBehind(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l, proxy, direct := throughProxy(t, env, noRetries)
-		warm(t, l)
-		proxy.LoseReply(once("lost-key"))
-		_, err := l.TryAcquire(t.Context(), "lost-key")
-		require.ErrorIs(t, err, core.ErrUnavailable)
-		requireNothingLeft(t, direct, env.Prefix, promptly)
-	})
-}
-
-func TestFault_ALostAcquireReplyFreesItselfWhenRedisStaysOutOfReach(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l, proxy, direct := throughProxy(t, env, noRetries)
-		warm(t, l)
-		match := once("lost-key")
-		proxy.LoseReply(func(request []byte) bool {
-			if match(request) {
-				go proxy.Refuse(true)
-				return true
-			}
-			return false
-		})
-		_, err := l.TryAcquire(t.Context(), "lost-key")
-		require.ErrorIs(t, err, core.ErrUnavailable)
-		requireNothingLeft(t, direct, env.Prefix, orphan)
-	})
+// Of one key, and of several.
+func TestFault_ALostAcquireReply(t *testing.T) {
+	for way, take := range map[string]func(context.Context, *core.Locker, string) (func(context.Context) error, error){"one": takes(), "all": copied["all"]} {
+		for name, test := range map[string]struct {
+			retries int
+			away    bool // Redis is out of reach from then on
+			within  time.Duration
+		}{
+			"is answered again with the same grant":      {3, false, promptly},
+			"leaves nothing behind":                      {noRetries, false, promptly},
+			"frees itself when Redis stays out of reach": {noRetries, true, orphan},
+		} {
+			t.Run(way+" "+name, func(t *testing.T) {
+				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+					l, proxy, direct := throughProxy(t, env, test.retries)
+					warm(t, l)
+					match := once("lost-key")
+					proxy.LoseReply(func(request []byte) bool {
+						lost := match(request)
+						if lost && test.away {
+							go proxy.Refuse(true)
+						}
+						return lost
+					})
+					release, err := take(t.Context(), l, "lost-key")
+					if test.retries == noRetries {
+						require.ErrorIs(t, err, core.ErrUnavailable)
+					} else {
+						require.NoError(t, err)
+						require.NoError(t, release(t.Context()))
+					}
+					requireNothingLeft(t, direct, env.Prefix, test.within)
+				})
+			})
+		}
+	}
 }
 
 func TestFault_ACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T) {

@@ -299,26 +299,6 @@ func TestAcquireAll_SetsTakeOptions(t *testing.T) {
 	})
 }
 
-func TestAcquireAll_ALostReplyToManyKeys(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		keys := []string{"lost-1", "lost-2", "lost-3"}
-		l, proxy, direct := throughProxy(t, env, 3)
-		warm(t, l)
-		proxy.LoseReply(once("lost-1", "lost-3"))
-		set, err := l.TryAcquireAll(t.Context(), keys)
-		require.NoError(t, err, "it is answered again with the same grants")
-		require.NoError(t, set.Extend(t.Context(), time.Second))
-		require.NoError(t, set.Release(t.Context()))
-
-		l, proxy, _ = throughProxy(t, env, noRetries)
-		warm(t, l)
-		proxy.LoseReply(once("lost-1", "lost-3"))
-		_, err = l.TryAcquireAll(t.Context(), keys)
-		require.ErrorIs(t, err, core.ErrUnavailable)
-		requireNothingLeft(t, direct, env.Prefix, promptly)
-	})
-}
-
 // A queue of the dead, and a record that only remembers, do not keep a set out.
 func TestAcquireAll_SetsServeTheQueueFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
