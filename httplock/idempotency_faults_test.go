@@ -2,6 +2,7 @@ package httplock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync/atomic"
@@ -46,39 +47,30 @@ func TestIdempotency_CrashLeavesTheRequestRunnable(t *testing.T) {
 	})
 }
 
-// A client that has left does not hide that the lease was lost.
-func TestIdempotency_LostLeaseStoresNothingThoughTheClientHadLeft(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	ctx, leave := context.WithCancel(t.Context())
-	var runs atomic.Int64
-	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
-		if runs.Load() == 0 {
-			leave()
-			<-r.Context().Done()
-			b.LoseLeases(t)
-		}
-		count(&runs, http.StatusOK)(w, r)
-	})
-	testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx))
-	require.Equal(t, "run 2", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body)
-}
-
-// The first holder may even end before anybody else begins, and not know of its loss.
+// The first holder may even end before anybody else begins, and not know of its loss, or have a client that has left.
 func TestIdempotency_ALostLeaseKeepsNothing(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
-	var runs atomic.Int64
-	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
-		if runs.Load() == 0 {
-			b.LoseLeases(t)
-			<-r.Context().Done()
-			assert.ErrorIs(t, context.Cause(r.Context()), core.ErrLeaseLost)
-		}
-		count(&runs, http.StatusOK)(w, r)
-	})
-	require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body)
-	second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
-	require.Equal(t, "run 2", second.Body, "what came of the first is not sure")
-	requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
+	for _, leaves := range []bool{false, true} {
+		b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		var runs atomic.Int64
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+			if runs.Load() == 0 {
+				if leaves {
+					leave()
+					<-r.Context().Done()
+				}
+				b.LoseLeases(t)
+				<-r.Context().Done()
+				assert.Equal(t, !leaves, errors.Is(context.Cause(r.Context()), core.ErrLeaseLost))
+			}
+			count(&runs, http.StatusOK)(w, r)
+		})
+		require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
+		second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
+		require.Equal(t, "run 2", second.Body, "what came of the first is not sure")
+		requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
+	}
 }
 
 func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {

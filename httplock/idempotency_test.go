@@ -195,27 +195,39 @@ func TestIdempotency_RequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 	})
 }
 
+// An upstream that is guarded itself refuses with Retry-After, and its client is to try again under the same key.
 func TestIdempotency_WhichResponsesAreKept(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	for status, kept := range map[int]bool{
-		200: true, 201: true, 204: true, 302: true, 304: true, 400: true, 403: true, 404: true, 409: true, 422: true,
-		500: false, 502: false, 503: false, // they are to be tried again
-		401: false, 407: false, 408: false, 425: false, 429: false, // they ask for the same request again
+	for retryAfter, statuses := range map[string]map[int]bool{
+		"": {
+			200: true, 201: true, 204: true, 302: true, 304: true, 400: true, 403: true, 404: true, 409: true, 422: true,
+			500: false, 502: false, 503: false, // they are to be tried again
+			401: false, 407: false, 408: false, 425: false, 429: false, // they ask for the same request again
+		},
+		"1": {202: true, 303: true, 409: false, 413: false, 423: false},
 	} {
-		var runs atomic.Int64
-		h := idempotent(t, b, nil, count(&runs, status))
-		key := fmt.Sprint("k", status)
-		first := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
-		second := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
-		require.Equal(t, status, first.Status)
-		require.Equal(t, status, second.Status)
-		if kept {
-			requireReplayed(t, first, second)
-			require.EqualValues(t, 1, runs.Load(), status)
-		} else {
-			require.NotContains(t, second.Header, "Idempotent-Replayed")
-			require.EqualValues(t, 2, runs.Load(), status)
-			testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{other}")), 422, "idempotency-key-reused", false)
+		for status, kept := range statuses {
+			var runs atomic.Int64
+			h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+				if retryAfter != "" {
+					w.Header().Set("Retry-After", retryAfter)
+				}
+				count(&runs, status)(w, r)
+			})
+			key := fmt.Sprint("k", status, retryAfter)
+			first := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
+			second := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
+			require.Equal(t, status, first.Status)
+			require.Equal(t, status, second.Status)
+			require.Equal(t, retryAfter, second.Header.Get("Retry-After"))
+			if kept {
+				requireReplayed(t, first, second)
+				require.EqualValues(t, 1, runs.Load(), status)
+			} else {
+				require.NotContains(t, second.Header, "Idempotent-Replayed")
+				require.EqualValues(t, 2, runs.Load(), status)
+				testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{other}")), 422, "idempotency-key-reused", false)
+			}
 		}
 	}
 
@@ -230,28 +242,6 @@ func TestIdempotency_WhichResponsesAreKept(t *testing.T) {
 	require.Panics(t, func() { testbed.Do(h, withKey(t, testbed.OrderPath, "panics", "")) })
 	panics = false
 	require.NotContains(t, testbed.Do(h, withKey(t, testbed.OrderPath, "panics", "")).Header, "Idempotent-Replayed", "it runs again")
-}
-
-// An upstream that is guarded itself refuses so, and its client is to try again under the same key.
-func TestIdempotency_RefusalWithRetryAfterIsNotStored(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	for status, kept := range map[int]bool{202: true, 303: true, 409: false, 413: false, 423: false} {
-		var runs atomic.Int64
-		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Retry-After", "1")
-			count(&runs, status)(w, r)
-		})
-		key := fmt.Sprint("k", status)
-		first := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
-		second := testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}"))
-		require.Equal(t, status, first.Status)
-		if kept {
-			requireReplayed(t, first, second)
-			require.Equal(t, "1", second.Header.Get("Retry-After"))
-			continue
-		}
-		require.Equal(t, "run 2", second.Body, status)
-	}
 }
 
 func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -127,47 +126,6 @@ type stalled chan struct{}
 func (s stalled) Read([]byte) (int, error) {
 	<-s
 	return 0, io.ErrUnexpectedEOF
-}
-
-// Many clients at once never take up more than may be.
-func TestWaitingBytes_NeverExceedTheBound(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	const clients, size, bound = 200, 100_000, 3_000_000
-	var served, refused, most atomic.Int64
-	h := guarded(b.Locker.Guard(testbed.Patient{}), func(_ http.ResponseWriter, r *http.Request) {
-		got, err := io.ReadAll(r.Body)
-		assert.NoError(t, err)
-		assert.True(t, bytes.Equal(got, bytes.Repeat([]byte("x"), size)))
-	}, httplock.WithMaxWaitingBytes(bound))
-	url, client := testbed.Serve(t, h)
-	client.Transport.(*http.Transport).MaxIdleConnsPerHost = clients
-	release := b.Hold(t)
-	var requests sync.WaitGroup
-	for range clients {
-		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, strings.Repeat("x", size))
-		requests.Go(func() {
-			resp, err := testbed.Send(client, r)
-			if !assert.NoError(t, err) {
-				return
-			}
-			if resp.Status == http.StatusOK {
-				served.Add(1)
-				return
-			}
-			testbed.RequireProblem(t, resp, http.StatusServiceUnavailable, "waiting-full", true)
-			refused.Add(1)
-		})
-	}
-	require.Eventually(t, func() bool {
-		most.Store(max(most.Load(), httplock.WaitingBytes()))
-		return refused.Load() >= clients-bound/size
-	}, 30*time.Second, time.Millisecond)
-	release()
-	requests.Wait()
-	require.LessOrEqual(t, most.Load(), int64(bound))
-	require.Greater(t, served.Load(), int64(bound/size/2))
-	require.EqualValues(t, clients, served.Load()+refused.Load())
-	require.Zero(t, httplock.WaitingBytes())
 }
 
 // A replay does not wait: its body is read although those that wait take up all there is.
