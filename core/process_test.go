@@ -19,7 +19,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// holderVar makes this test binary a holder: "addr prefix key ttl", and "once" or "lead" if it is to call that.
+// holderVar makes this test binary a holder: "addr prefix key ttl", and "once" or "lead" if it is to call that, or "stopped" if
+// it is to hold many keys.
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and says what became of the lease.
@@ -32,7 +33,7 @@ func runHolder() {
 		fmt.Println(err)
 		return
 	}
-	if run := map[string]func(*core.Locker, string){"once": runOnce, "lead": runLead}[mode]; run != nil {
+	if run := map[string]func(*core.Locker, string){"once": runOnce, "lead": runLead, "stopped": runStopped}[mode]; run != nil {
 		run(l, key)
 		return
 	}

@@ -1,11 +1,8 @@
 package core_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,15 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-// stoppedVar makes this test binary hold many keys: "addr prefix".
-const stoppedVar = "PERKEY_TEST_STOPPED"
 
 const (
 	stoppedEach = 15 // holders of each kind
@@ -29,71 +22,41 @@ const (
 )
 
 // stoppedKinds are the ways to come by a ctx that ends with a lease.
-var stoppedKinds = map[string]func(ctx context.Context, l *core.Locker, key string) (context.Context, error){
-	"acquired": func(ctx context.Context, l *core.Locker, key string) (context.Context, error) {
-		lease, err := l.Acquire(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return lease.Context(), nil
+var stoppedKinds = map[string]func(ctx context.Context, l *core.Locker, key string) context.Context{
+	"acquired": func(ctx context.Context, l *core.Locker, key string) context.Context {
+		return must(l.Acquire(ctx, key)).Context()
 	},
-	"set": func(ctx context.Context, l *core.Locker, key string) (context.Context, error) {
-		set, err := l.AcquireAll(ctx, []string{key, key + ", too"})
-		if err != nil {
-			return nil, err
-		}
-		return set.Context(), nil
+	"set": func(ctx context.Context, l *core.Locker, key string) context.Context {
+		return must(l.AcquireAll(ctx, []string{key, key + ", too"})).Context()
 	},
-	"again": func(ctx context.Context, l *core.Locker, key string) (context.Context, error) {
-		first, err := l.Acquire(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		again, err := l.Acquire(first.Context(), key)
-		if err != nil {
-			return nil, err
-		}
-		return again.Context(), nil
+	"again": func(ctx context.Context, l *core.Locker, key string) context.Context {
+		return must(l.Acquire(must(l.Acquire(ctx, key)).Context(), key)).Context()
 	},
-	"resumed": func(ctx context.Context, l *core.Locker, key string) (context.Context, error) {
-		first, err := l.Acquire(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		token, err := first.Detach(ctx)
-		if err != nil {
-			return nil, err
-		}
-		lease, err := l.Resume(ctx, token)
-		if err != nil {
-			return nil, err
-		}
-		return context.WithValue(lease.Context(), stoppedKind{}, "resumed"), nil
+	"resumed": func(ctx context.Context, l *core.Locker, key string) context.Context {
+		token := must(must(l.Acquire(ctx, key)).Detach(ctx))
+		return context.WithValue(must(l.Resume(ctx, token)).Context(), stoppedKind{}, "resumed")
 	},
+}
+
+// must is for a process without a test.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 type stoppedKind struct{}
 
 // runStopped says "held" when it holds its keys, and after it was stopped for longer than
 // a lease, for each kind of holder, how many of them found Done open.
-func runStopped() {
-	var addr, prefix string
-	_, _ = fmt.Sscan(os.Getenv(stoppedVar), &addr, &prefix)
-	l, err := core.New(redis.NewClient(&redis.Options{Addr: addr}), core.WithPrefix(prefix), core.WithTTL(stoppedTTL))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+func runStopped(l *core.Locker, _ string) {
 	var holders sync.WaitGroup
 	open := map[string]*atomic.Int64{}
 	for kind, hold := range stoppedKinds {
 		open[kind] = &atomic.Int64{}
 		for i := range stoppedEach {
-			ctx, err := hold(context.Background(), l, fmt.Sprintf("%s %d", kind, i))
-			if err != nil {
-				fmt.Println(err)
-				return
-			}
+			ctx := hold(context.Background(), l, fmt.Sprintf("%s %d", kind, i))
 			holders.Go(func() {
 				for last := time.Now(); ; {
 					time.Sleep(time.Millisecond)
@@ -129,27 +92,15 @@ func runStopped() {
 
 func TestProcess_ManyStoppedHoldersFindDoneClosed(t *testing.T) {
 	t.Parallel()
-	env := redistest.Real(t)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", stoppedVar, env.Addr, env.Prefix))
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	lines := bufio.NewScanner(out)
-	require.True(t, lines.Scan())
-	require.Equal(t, "held", lines.Text())
+	h := launchHolder(t, redistest.Real(t), "k", stoppedTTL, "stopped")
+	require.Equal(t, "held", h.line())
 	time.Sleep(2 * stoppedTTL) // renewed
-	require.NoError(t, cmd.Process.Signal(syscall.SIGSTOP))
+	h.signal(syscall.SIGSTOP)
 	time.Sleep(3 * stoppedTTL)
-	require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
+	h.signal(syscall.SIGCONT)
 	var open []string
 	for range stoppedKinds {
-		require.True(t, lines.Scan())
-		if kind, n, _ := strings.Cut(lines.Text(), " "); n != "0" {
+		if kind, n, _ := strings.Cut(h.line(), " "); n != "0" {
 			open = append(open, fmt.Sprintf("%s: %s of %d", kind, n, stoppedEach))
 		}
 	}
