@@ -146,15 +146,10 @@ func TestBlackhole_ALockerThatWasIdleAsksBeforeItRefuses(t *testing.T) {
 		l := locker(core.WithTTL(time.Hour))
 		first, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
-		next := make(chan *core.Lease)
-		go func() {
-			lease, err := l.Acquire(t.Context(), "k")
-			assert.NoError(t, err)
-			next <- lease
-		}()
+		next := acquiring(t, l, "k")
 		time.Sleep(20 * time.Millisecond)
 		require.NoError(t, first.Release(t.Context()))
-		lease := <-next // while it is held, this process knows it
+		lease := granted(t, next) // while it is held, this process knows it
 		for range 3 {
 			time.Sleep(17 * time.Second)
 			err := l.Guard(briefly(10*time.Millisecond)).Do(t.Context(), core.Call{Key: "k"}, nothing)

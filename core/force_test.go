@@ -80,14 +80,10 @@ func TestForceRelease_KnowsAGrantThatWasHandedOverByItsLaterFences(t *testing.T)
 				var err error
 				first, err = l.Acquire(ctx, "k", core.Named("first", ""))
 				require.NoError(t, err)
-				leases := make(chan *core.Lease)
-				go func() {
-					lease, _ := l.Acquire(ctx, "k", core.Named("second", ""))
-					leases <- lease
-				}()
+				next := acquiring(t, l, "k", core.Named("second", ""))
 				time.Sleep(2 * time.Millisecond)
 				require.NoError(t, first.Release(ctx))
-				if second := <-leases; second.Fence() == first.Fence()+1 {
+				if second := granted(t, next); second.Fence() == first.Fence()+1 {
 					passed = second
 				} else {
 					require.NoError(t, second.Release(ctx))

@@ -164,14 +164,10 @@ func TestLease_ContextEndsBeforeTheKeyIsFree(t *testing.T) {
 func TestReentry_CostsNoRoundTrip(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
-		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer l.Close()
-		again, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer again.Close()
+		l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
+		again := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
 
-		err = l.Do(t.Context(), "outer", func(ctx context.Context) error {
+		err := l.Do(t.Context(), "outer", func(ctx context.Context) error {
 			return l.Do(ctx, "inner", func(ctx context.Context) error {
 				lease, ok := core.LeaseFrom(ctx)
 				require.True(t, ok)

@@ -91,18 +91,11 @@ func TestLocal_CountsFromTheHandOver(t *testing.T) {
 		l := lockerOn(t, nodes[0].client(t), "p")
 		lease, err := l.Acquire(ctx, "k")
 		require.NoError(t, err)
-		granted := make(chan *core.Lease, 2)
-		for range 2 {
-			go func() {
-				lease, err := l.Acquire(ctx, "k")
-				assert.NoError(t, err)
-				granted <- lease
-			}()
-		}
+		next := merged([]<-chan got{acquiring(t, l, "k"), acquiring(t, l, "k")})
 		synctest.Wait()
 		require.Equal(t, 2, l.Local(0).Waiting)
 		require.NoError(t, lease.Release(ctx))
-		first := <-granted
+		first := granted(t, next)
 		time.Sleep(time.Millisecond)
 		between, err := l.TryAcquire(ctx, "between")
 		require.NoError(t, err)
@@ -112,7 +105,7 @@ func TestLocal_CountsFromTheHandOver(t *testing.T) {
 
 		time.Sleep(time.Millisecond)
 		require.NoError(t, first.Release(ctx))
-		second := <-granted
+		second := granted(t, next)
 		require.Equal(t, first.Fence()+1, second.Fence(), "it was handed over")
 		local := l.Local(2)
 		require.Len(t, local.Leases, 2)

@@ -130,9 +130,7 @@ func TestAcquireAll_ManyKeysCostOneScript(t *testing.T) {
 		script:   func(_ redis.Cmder, next func() error) error { scripts.Add(1); return next() },
 		pipeline: func(next func() error) error { pipelines.Add(1); return next() },
 	})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	defer l.Close()
+	l := lockerOn(t, rdb, env.Prefix)
 	var keys []string
 	for i := range 100 {
 		keys = append(keys, strconv.Itoa(i))

@@ -76,19 +76,11 @@ func newMigratingLock(t *testing.T, c *redistest.Cluster, protocol int) *migrati
 // handOver has the other locker wait while meanwhile runs, and get the key by the release.
 func (m *migratingLock) handOver(meanwhile func()) {
 	m.t.Helper()
-	granted := make(chan *core.Lease)
-	go func() {
-		lease, err := m.waiting.Acquire(m.t.Context(), m.lease.Key())
-		if err != nil {
-			m.t.Error(err)
-		}
-		granted <- lease
-	}()
+	next := acquiring(m.t, m.waiting, m.lease.Key())
 	meanwhile()
 	before := m.lease
 	require.NoError(m.t, before.Release(m.t.Context()))
-	m.lease = <-granted
-	require.NotNil(m.t, m.lease)
+	m.lease = granted(m.t, next)
 	require.Greater(m.t, m.lease.Fence(), before.Fence())
 	m.holder, m.waiting = m.waiting, m.holder
 }

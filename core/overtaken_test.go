@@ -90,12 +90,11 @@ func TestRace_ALostReplyToAReleaseThatServedItsOwnQueue(t *testing.T) {
 	redistest.Eventually(t, l.Listening, "up")
 	lease, err := l.Acquire(t.Context(), "k")
 	require.NoError(t, err)
-	got := make(chan *core.Lease, 1)
-	go func() { second, err := l.Acquire(t.Context(), "k"); t.Log(err); got <- second }()
+	next := acquiring(t, l, "k")
 	time.Sleep(200 * time.Millisecond) // over the budget for passing on
 	lose.Store(true)
 	require.NoError(t, lease.Release(t.Context()))
-	second := <-got
+	second := granted(t, next)
 	rec, _ := env.Client(t).HGetAll(context.Background(), core.RecordName(env.Prefix, "k")).Result()
 	t.Log(rec)
 	require.Empty(t, rec["queue"], "a stale token")
@@ -187,12 +186,11 @@ func TestRace_ARequestThatArrivesAfterItsGrantWasReleased(t *testing.T) {
 	redistest.Eventually(t, third.Listening, "up")
 	first, err := other.Acquire(t.Context(), "k")
 	require.NoError(t, err)
-	got := make(chan *core.Lease, 1)
-	go func() { lease, _ := l.Acquire(t.Context(), "k"); got <- lease }()
+	next := acquiring(t, l, "k")
 	queued(t, env, "k", 1)
 	redistest.Eventually(t, func() bool { l.LookAgain(); return asks.Load() == 2 }, "asks again") // once it has its first answer
 	require.NoError(t, first.Release(t.Context()))
-	mine := <-got // by message
+	mine := granted(t, next) // by message
 	require.NoError(t, mine.Release(t.Context()))
 	holder, err := third.Acquire(t.Context(), "k")
 	require.NoError(t, err)

@@ -162,17 +162,10 @@ func fencesGrow(t *testing.T, l *core.Locker, mode []core.AcquireOption, round i
 	case 0:
 		require.NoError(t, lease.Release(t.Context()))
 	case 1: // by the next round the key is free, and nobody has released it
-		next := make(chan *core.Lease)
-		go func() {
-			lease, err := l.Acquire(t.Context(), "k", opts...)
-			if err != nil {
-				t.Error(err)
-			}
-			next <- lease
-		}()
+		next := acquiring(t, l, "k", opts...)
 		time.Sleep(time.Millisecond)
 		require.NoError(t, lease.Release(t.Context()))
-		lost = <-next
+		lost = granted(t, next)
 		last = max(last, lost.Fence())
 		for _, n := range nodes {
 			n.stop()

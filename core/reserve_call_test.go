@@ -103,9 +103,7 @@ func TestReservation_ALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
 			}
 			return err
 		}})
-		l, err := core.New(rdb, core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = l.Close() }()
+		l := lockerOn(t, rdb, env.Prefix)
 		other := newLocker(t, env)
 		held, err := other.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)

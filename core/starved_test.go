@@ -33,9 +33,7 @@ func TestRenewal_RenewalsDoNotWaitForTheUsersPool(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := redistest.Client(t, redistest.OnePool(&redis.Options{Addr: env.Addr, PoolSize: 1, MaxActiveConns: 1, PoolTimeout: 5 * time.Second}))
 		seen := renewed{batches: make(chan core.Renewed, 1)}
-		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(6*time.Second), core.WithObserver(seen))
-		require.NoError(t, err)
-		defer func() { _ = l.Close() }()
+		l := lockerOn(t, rdb, env.Prefix, core.WithTTL(6*time.Second), core.WithObserver(seen))
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 
@@ -64,9 +62,7 @@ func TestRenewal_ANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
 	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		return node.ConfigSet(ctx, "cluster-require-full-coverage", "no").Err() // or all refuse when one is gone
 	}))
-	l, err := core.New(rdb, core.WithPrefix("p"), core.WithTTL(ttl))
-	require.NoError(t, err)
-	defer func() { _ = l.Close() }()
+	l := lockerOn(t, rdb, "p", core.WithTTL(ttl))
 	hangs := c.NodeOf(t, core.RecordName("p", "0"))
 	var sick, well []*core.Lease
 	for i := range 60 {

@@ -162,17 +162,13 @@ func TestTransfer_AGrantWhoseTokenLeftIsNotHandedOver(t *testing.T) {
 			l, other := newLocker(t, env), newLocker(t, env)
 			first, err := l.Acquire(ctx, "k")
 			require.NoError(t, err)
-			next := make(chan *core.Lease)
-			go func() {
-				lease, _ := l.Acquire(ctx, "k")
-				next <- lease
-			}()
+			next := acquiring(t, l, "k")
 			token := first.Token()
 			time.Sleep(time.Millisecond)
 			resumed, err := other.Resume(ctx, token)
 			require.NoError(t, err)
 			require.NoError(t, first.Release(ctx))
-			second := <-next
+			second := granted(t, next)
 			require.Greater(t, second.Fence(), first.Fence()+1)
 			require.Empty(t, first.Token(), "the key is another's")
 			require.ErrorIs(t, resumed.Release(ctx), core.ErrLeaseLost)
@@ -189,23 +185,14 @@ func TestDetach_GivesWaitersOfItsProcessTheirTurnAfterTheResumedLease(t *testing
 		warmUp, err := from.Acquire(ctx, "k")
 		require.NoError(t, err)
 		listening(t, from)
-		leases := make(chan *core.Lease)
-		for range 2 {
-			go func() {
-				lease, err := from.Acquire(ctx, "k")
-				if err != nil {
-					t.Error(err)
-				}
-				leases <- lease
-			}()
-		}
+		leases := merged([]<-chan got{acquiring(t, from, "k"), acquiring(t, from, "k")})
 		require.NoError(t, warmUp.Release(ctx))
-		token, err := (<-leases).Detach(ctx)
+		token, err := granted(t, leases).Detach(ctx)
 		require.NoError(t, err)
 		resumed, err := to.Resume(ctx, token)
 		require.NoError(t, err)
 		require.NoError(t, resumed.Release(ctx))
-		last := <-leases
+		last := granted(t, leases)
 		require.Greater(t, last.Fence(), resumed.Fence())
 		require.NoError(t, last.Release(ctx))
 	})
@@ -323,15 +310,11 @@ func TestTransfer_ADowngradedLeaseIsTransferredAsShared(t *testing.T) {
 		from, to := newLocker(t, env), newLocker(t, env)
 		lease, err := from.Acquire(ctx, "k")
 		for err == nil { // until one was handed over, whose fence is not its grant's first
-			next := make(chan *core.Lease)
-			go func() {
-				lease, _ := from.Acquire(ctx, "k")
-				next <- lease
-			}()
+			next := acquiring(t, from, "k")
 			time.Sleep(2 * time.Millisecond)
 			before := lease.Fence()
 			err = lease.Release(ctx)
-			if lease = <-next; lease.Fence() == before+1 {
+			if lease = granted(t, next); lease.Fence() == before+1 {
 				break
 			}
 		}

@@ -89,9 +89,7 @@ func TestLease_AReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
 		}
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	defer l.Close()
+	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "k")).Err())
@@ -218,6 +216,7 @@ func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
 	var outer, inner *core.Lease
+	var err error
 	alive := 0
 	rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
 		if inner != nil {
@@ -231,9 +230,7 @@ func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 		}
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	defer l.Close()
+	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
 	type name struct{}
 	for range 100 {
 		inner = nil
