@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 const aclUser = "locker"
@@ -63,8 +64,7 @@ func TestACL_ALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
 	}
 	require.False(t, l.Listening())
 	for range 3 {
-		lease, err := holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, "k")
 		done := make(chan error, 1)
 		go func() { done <- l.Do(t.Context(), "k", func(context.Context) error { return nil }) }()
 		queued(t, &redistest.Env{Addr: admin.Options().Addr, Prefix: "perkey"}, "k", 1)
@@ -87,8 +87,7 @@ func TestACL_TheSmallestRightsToLockOnACluster(t *testing.T) {
 	require.Greater(t, told, 6)
 	callAll(t, lockerOn(t, client(), "perkey"), lockerOn(t, client(), "perkey"))
 	lister := lockerOn(t, client(), "perkey")
-	lease, err := lister.TryAcquire(t.Context(), "listed")
-	require.NoError(t, err)
+	lease := testbed.Take(t, lister, "listed")
 	require.Len(t, listAll(t, lister, 100), 1)
 	require.NoError(t, lease.Release(t.Context()))
 	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -108,8 +109,7 @@ func TestFault_ACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T
 func TestFault_ALostReleaseReplyIsNoLostLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, proxy, direct := throughProxy(t, env, 3)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		listening(t, l)
 		proxy.LoseReply(once("wake")) // only a release names the channels now
 		require.NoError(t, lease.Release(t.Context()))
@@ -122,8 +122,7 @@ func TestRelease_OfALostLeaseDoesNotWaitForRedis(t *testing.T) {
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
 	l := newLocker(t, env, core.WithTTL(500*time.Millisecond))
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "k")
 	server.Pause()
 	<-lease.Context().Done()
 	released := make(chan error)
@@ -139,8 +138,7 @@ func TestFault_AReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
 		rdb := env.Client(t)
 		rdb.AddHook(fullPool(&full))
 		l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb), core.WithTTL(time.Hour))
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		require.NoError(t, lease.Extend(t.Context(), time.Hour))
 		full.Store(true)
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrUnavailable)
@@ -200,8 +198,7 @@ func TestFault_JunkUnderAKeyIsAnErrorNotAGrant(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrUnavailable)
 		require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:k").Err())
 		require.NoError(t, rdb.HSet(t.Context(), env.Prefix+":lock{}:k", "fence", "junk", "x", "y").Err())
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		require.NoError(t, lease.Release(t.Context()))
 	})
 }
@@ -245,8 +242,7 @@ func TestFault_AWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
 	holder, waiting := newLocker(t, env), newSleeper(t, env)
 	rdb := env.Client(t)
-	lease, err := holder.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, holder, "k")
 
 	// A wait so long that only the release, or a new subscription, can end it.
 	guard := waiting.Guard(retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour})

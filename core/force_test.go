@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // force takes the key from the holder with this fence.
@@ -27,8 +28,7 @@ func TestForceRelease_TakesAKeyFromItsHolderAndServesTheNext(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, waiting, admin := newLocker(t, env), newSleeper(t, env), newLocker(t, env)
-		lease, err := holder.TryAcquire(ctx, "k", core.LeaseTTL(time.Hour))
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, "k", core.LeaseTTL(time.Hour))
 		require.NoError(t, lease.Extend(ctx, time.Hour))
 		listening(t, holder)
 		next := waitFor(t, waiting, "k")
@@ -198,8 +198,7 @@ func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
 		for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(3)} {
 			var leases []*core.Lease
 			for range 3 {
-				lease, err := holder.TryAcquire(ctx, name, opt)
-				require.NoError(t, err)
+				lease := testbed.Take(t, holder, name, opt)
 				leases = append(leases, lease)
 			}
 			listening(t, holder)
@@ -211,8 +210,7 @@ func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
 			require.ErrorIs(t, leases[1].Release(ctx), core.ErrLeaseLost)
 
 			if name == "counted" {
-				fourth, err := waiting.TryAcquire(ctx, name, opt)
-				require.NoError(t, err)
+				fourth := testbed.Take(t, waiting, name, opt)
 				fifth := waitFor(t, waiting, name, opt)
 				require.True(t, force(t, admin, name, leases[2].Fence()))
 				require.NoError(t, (<-fifth).Release(ctx), "the place goes to who waits for it")
@@ -232,10 +230,8 @@ func TestForceRelease_OfAnExpiredHolderFindsNone(t *testing.T) {
 	t.Parallel()
 	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
-		other, err := l.TryAcquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		lease, err := l.TryAcquire(t.Context(), "k", core.Shared(), core.FixedLease(100*time.Millisecond))
-		require.NoError(t, err)
+		other := testbed.Take(t, l, "k", core.Shared())
+		lease := testbed.Take(t, l, "k", core.Shared(), core.FixedLease(100*time.Millisecond))
 		time.Sleep(150 * time.Millisecond)
 		require.False(t, force(t, l, "k", lease.Fence()))
 		require.NoError(t, other.Release(t.Context()))

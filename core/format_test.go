@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // Records that this version did not write. Of one each field has the name of one of ours.
@@ -87,8 +88,7 @@ func TestFormat_ForeignRecordsAmongOthers(t *testing.T) {
 		require.ErrorAs(t, err, &conflict)
 		require.Equal(t, "b", conflict.Key)
 		for _, key := range []string{"a", "c"} { // none was taken
-			lease, err := l.TryAcquire(ctx, key)
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, key)
 			defer func() { require.NoError(t, lease.Release(ctx)) }()
 		}
 		require.Equal(t, before, contents(t, rdb, core.RecordName(env.Prefix, "b")))
@@ -206,8 +206,7 @@ func TestFormat_AHolderWhoseRecordBecameNewer(t *testing.T) {
 			"Detach":    func(lease *core.Lease) error { _, err := lease.Detach(ctx); return err },
 		} {
 			for _, becomes := range []func(string){hash, text} {
-				lease, err := l.TryAcquire(ctx, name)
-				require.NoError(t, err)
+				lease := testbed.Take(t, l, name)
 				record := core.RecordName(env.Prefix, name)
 				becomes(record)
 				before := contents(t, rdb, record)
@@ -242,8 +241,7 @@ func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 		}
 		require.Equal(t, len(foreignRecords)-1, listed, "all but the one without a version")
 
-		lease, err := l.TryAcquire(ctx, "ours")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "ours")
 		info, err := l.Inspect(ctx, "ours")
 		require.NoError(t, err)
 		require.False(t, info.UnknownFormat)

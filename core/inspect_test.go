@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // waitFor starts a call that waits for the key, and returns when it is in Redis's
@@ -48,8 +49,7 @@ func TestInspect_TellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 		require.Equal(t, core.KeyInfo{Key: "k", At: info.At}, *info)
 
 		before := info.At
-		lease, err := holder.TryAcquire(ctx, "k", core.Named("POST /orders/:id", "a b;c@d+e~f/g,ü"), core.LeaseTTL(time.Minute))
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, "k", core.Named("POST /orders/:id", "a b;c@d+e~f/g,ü"), core.LeaseTTL(time.Minute))
 		next := waitFor(t, waiting, "k", core.Named("job", "7"))
 		last := waitFor(t, asking, "k")
 
@@ -106,8 +106,7 @@ func TestInspect_TellsTheModes(t *testing.T) {
 				require.NoError(t, err)
 				leases = append(leases, lease)
 			}
-			dead, err := b.TryAcquire(ctx, key, c.opt, core.FixedLease(2*time.Second))
-			require.NoError(t, err)
+			dead := testbed.Take(t, b, key, c.opt, core.FixedLease(2*time.Second))
 			waiting := waitFor(t, b, key)
 			info, err := a.Inspect(ctx, key)
 			require.NoError(t, err)
@@ -137,8 +136,7 @@ func TestInspect_TellsTheModes(t *testing.T) {
 func TestInspect_AKeyWithManyHoldersIsShownInPart(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
-		lease, err := l.TryAcquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k", core.Shared())
 		record := core.RecordName(env.Prefix, "k")
 		ends := time.Now().Add(time.Minute).UnixMilli()
 		const others = 3000

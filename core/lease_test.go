@@ -16,6 +16,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // inVirtualTime runs test in a bubble whose clock moves only when everybody
@@ -45,8 +46,7 @@ func TestLease_ARenewedLeaseOutlivesItsTTL(t *testing.T) {
 		for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 15 * time.Second, time.Minute} {
 			l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(ttl))
 			require.NoError(t, err)
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k")
 			time.Sleep(10 * ttl)
 			require.NoError(t, lease.Context().Err())
 			_, err = l.TryAcquire(t.Context(), "k")
@@ -107,8 +107,7 @@ func TestLease_AFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 			l, err := core.New(rdb, core.WithRenewalClient(rdb))
 			require.NoError(t, err)
 			start := time.Now()
-			lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(d))
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k", core.FixedLease(d))
 			<-lease.Context().Done()
 			require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
 			held := time.Since(start)
@@ -117,8 +116,7 @@ func TestLease_AFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 			_, err = l.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, core.ErrConflict, "Redis still holds it")
 			time.Sleep(d/10 + 20*time.Millisecond)
-			next, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			next := testbed.Take(t, l, "k")
 			require.NoError(t, next.Release(t.Context()))
 			require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 			require.NoError(t, l.Close())
@@ -131,8 +129,7 @@ func TestExtend_LengthensAFixedLease(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
-		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k", core.FixedLease(time.Second))
 		require.ErrorIs(t, lease.Extend(t.Context(), 0), core.ErrInvalidOption)
 		require.NoError(t, lease.Extend(t.Context(), 200*time.Millisecond), "never shorter")
 		time.Sleep(900 * time.Millisecond)
@@ -150,8 +147,7 @@ func TestLease_ContextEndsBeforeTheKeyIsFree(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 		require.NoError(t, err)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		time.Sleep(20 * time.Second)
 		cut()
 		<-lease.Context().Done()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func newLocker(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
@@ -32,16 +33,14 @@ func TestLocker_OneHolderPerKey(t *testing.T) {
 			require.ErrorIs(t, err, core.ErrConflict)
 			require.Greater(t, conflict.Remaining, time.Duration(0))
 		}
-		other, err := b.TryAcquire(ctx, "other")
-		require.NoError(t, err)
+		other := testbed.Take(t, b, "other")
 		require.NoError(t, other.Release(ctx))
 
 		require.NoError(t, first.Release(ctx))
 		require.NoError(t, first.Release(ctx), "twice")
 		require.ErrorIs(t, first.Context().Err(), context.Canceled)
 
-		second, err := b.TryAcquire(ctx, "k")
-		require.NoError(t, err)
+		second := testbed.Take(t, b, "k")
 		require.Greater(t, second.Fence(), first.Fence())
 		require.NoError(t, second.Release(ctx))
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))

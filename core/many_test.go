@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // oneByOne hides what kind of client it is: a locker on it cannot tell that one node serves all keys.
@@ -103,8 +104,7 @@ func TestAcquireAll_Mistakes(t *testing.T) {
 func TestLeaseSet_NilHoldsNothing(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Embedded(t))
-	held, err := l.TryAcquire(t.Context(), "b")
-	require.NoError(t, err)
+	held := testbed.Take(t, l, "b")
 	set, err := l.TryAcquireAll(t.Context(), []string{"a", "b"})
 	require.ErrorIs(t, err, core.ErrConflict)
 	require.Nil(t, set)
@@ -162,8 +162,7 @@ func TestAcquireAll_HoldsNothingWhileItWaits(t *testing.T) {
 		}()
 		queued(t, env, "b", 1)
 		for _, key := range []string{"a", "c"} {
-			lease, err := other.TryAcquire(t.Context(), key)
-			require.NoError(t, err)
+			lease := testbed.Take(t, other, key)
 			require.NoError(t, lease.Release(t.Context()))
 		}
 		later, err := other.TryAcquire(t.Context(), "c") // busy too, when b is free

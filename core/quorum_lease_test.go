@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestQuorum_AQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *testing.T) {
@@ -22,8 +23,7 @@ func TestQuorum_AQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *t
 				t.Parallel()
 				onFakeNodes(t, many, func(t *testing.T, nodes []*fakeNode) {
 					l := overNodes(t, nodes, core.WithTTL(10*time.Second))
-					lease, err := l.TryAcquire(t.Context(), "k")
-					require.NoError(t, err)
+					lease := testbed.Take(t, l, "k")
 					time.Sleep(11 * time.Second)
 					minority := (many - 1) / 2
 					for _, n := range nodes[:minority] {
@@ -56,8 +56,7 @@ func TestQuorum_AQuorumsLeaseThatAMajorityForgotIsLost(t *testing.T) {
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
 		for forgetful := 1; forgetful <= 3; forgetful++ {
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k")
 			time.Sleep(time.Millisecond) // every node has granted
 			for _, n := range nodes[:forgetful] {
 				n.Del(record)
@@ -93,8 +92,7 @@ func TestQuorum_AQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
 				_, err = other.TryAcquire(t.Context(), "k")
 				require.ErrorIs(t, err, core.ErrConflict, d)
 				time.Sleep(d / 10)
-				next, err := other.TryAcquire(t.Context(), "k")
-				require.NoError(t, err)
+				next := testbed.Take(t, other, "k")
 				require.NoError(t, next.Release(t.Context()))
 				require.Error(t, lease.Release(t.Context()))
 				time.Sleep(time.Second)
@@ -248,8 +246,7 @@ func TestQuorum_ALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
 		warmAll(t, l, nodes)
 		for _, late := range []bool{false, true} {
 			nodes[2].stop()
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k")
 			if late {
 				require.NoError(t, lease.Release(t.Context()))
 				nodes[2].live()
@@ -295,8 +292,7 @@ func TestQuorum_TheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 		l, err := core.New(rdb)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
-		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k", core.FixedLease(time.Second))
 		ahead := lease.Fence() + time.Hour.Microseconds() // as another node's clock may be
 		inflate(t, rdb, record)
 		require.NoError(t, rdb.HSet(t.Context(), record, "fence", ahead).Err())
@@ -304,8 +300,7 @@ func TestQuorum_TheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 		time.Sleep(time.Second)
-		next, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		next := testbed.Take(t, l, "k")
 		require.Greater(t, next.Fence(), ahead+65535)
 		require.NoError(t, next.Release(t.Context()))
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // refreshedFields are the fields of a record that keep those alive who wait for long.
@@ -70,8 +71,7 @@ func TestRefresh_KeepsEntriesInTheQueueWithoutQuestions(t *testing.T) {
 			pipeline: func(next func() error) error { scripts.Add(1); return next() },
 		})
 		holder := lockerOn(t, rdb, "p")
-		lease, err := holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, "k")
 		lockers := []*core.Locker{}
 		for range 5 {
 			lockers = append(lockers, lockerOn(t, hooked, "p", core.WithRenewalClient(hooked)))
@@ -136,8 +136,7 @@ func TestRefresh_ADeadEntryIsPassedOverAfterTwentySeconds(t *testing.T) {
 		onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 			rdb := nodes[0].client(t)
 			holder, l := lockerOn(t, rdb, "p"), lockerOn(t, rdb, "p")
-			lease, err := holder.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, holder, "k")
 			record := core.RecordName("p", "k")
 			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{record}, "1:stranger.00000000000000000000000000000002", 1000, 0, "x", "+", "").Err())
 			warm(t, l)
@@ -171,8 +170,7 @@ func TestRefresh_FindsWhatWasLost(t *testing.T) {
 		onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 			rdb := nodes[0].client(t)
 			holder, l := lockerOn(t, rdb, "p"), lockerOn(t, rdb, "p")
-			lease, err := holder.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, holder, "k")
 			c := startIdle(t, rdb, l)
 			time.Sleep(waited)
 			require.NoError(t, rdb.HDel(t.Context(), c.record, "queue", "waiting").Err())

@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // Calls and renewals go on while Redis forgets its scripts again and again.
@@ -24,8 +25,7 @@ func TestRefusal_ScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
 	l := newLocker(t, env, core.WithTTL(ttl))
 	var leases []*core.Lease
 	for _, key := range keyNames(300) { // more than go into one batch
-		lease, err := l.TryAcquire(t.Context(), key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, key)
 		leases = append(leases, lease)
 	}
 
@@ -86,8 +86,7 @@ func TestRefusal_APrimaryThatBecomesAReplicaGrantsNothingAndItsHoldersAreTold(t 
 	above := redistest.Start(t)
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
 	rdb, l := env.Client(t), newLocker(t, env, core.WithTTL(3*time.Second))
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "k")
 	host, port, err := net.SplitHostPort(above.Addr)
 	require.NoError(t, err)
 	require.NoError(t, rdb.Do(t.Context(), "replicaof", host, port).Err())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
@@ -19,8 +20,7 @@ func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
 		ctx := t.Context()
 		l, other := newLocker(t, env), newLocker(t, env)
 		for key, want := range map[string]bool{"ran": false, "parked": true} {
-			lease, err := other.TryAcquire(ctx, key)
-			require.NoError(t, err)
+			lease := testbed.Take(t, other, key)
 			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
 			}))
@@ -72,8 +72,7 @@ func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T
 func TestReservation_ACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder := newLocker(t, env)
-		lease, err := holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, "k")
 		l, proxy, _ := throughProxy(t, env, noRetries)
 		guard := l.Guard(deferring(func() { proxy.Refuse(true) }))
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
@@ -105,8 +104,7 @@ func TestReservation_ALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
 		}})
 		l := lockerOn(t, rdb, env.Prefix)
 		other := newLocker(t, env)
-		held, err := other.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		held := testbed.Take(t, other, "k")
 		guard := l.Guard(lastParked{&lose, &asked})
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		require.False(t, lose.Load(), "a reply was lost")

@@ -11,6 +11,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/reservation"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision, core.Preference]()
@@ -39,8 +40,7 @@ func reservedFor(t *testing.T, l *core.Locker, key string) time.Duration {
 // parked takes key as a worker does that runs parked work.
 func parked(t *testing.T, l *core.Locker, key string) *core.Lease {
 	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, reservations.Reserved(time.Minute))
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, key, reservations.Reserved(time.Minute))
 	return lease
 }
 
@@ -137,8 +137,7 @@ func TestReservation_AGrantIsNotHandedOverWhileItsKeyIsReserved(t *testing.T) {
 			if way == nil {
 				require.NoError(t, reserve(t, worker, key, time.Minute))
 			}
-			lease, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, key, reservations.Reserved(time.Minute))
 			fresh := waitFor(t, l, key)
 			if way != nil {
 				way(key)
@@ -276,8 +275,7 @@ func TestUnreserve_LeavesAReservationThatIsNewer(t *testing.T) {
 		require.NoError(t, unreserve(t, l, third))
 		require.False(t, reserved(), "it was merely lengthened")
 
-		unasked, err := l.TryAcquire(ctx, "k", reservations.Reserved(time.Minute))
-		require.NoError(t, err)
+		unasked := testbed.Take(t, l, "k", reservations.Reserved(time.Minute))
 		require.False(t, reserved(), "nothing was parked")
 		_, err = other.TryAcquire(ctx, "k", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -399,8 +397,7 @@ func TestReservation_AKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
 	listening(t, l)
 	cost := func(opts ...core.AcquireOption) (int64, int) {
 		calls, commands := scripts.Load(), env.Commands()
-		lease, err := l.TryAcquire(t.Context(), "k", opts...)
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k", opts...)
 		require.NoError(t, lease.Release(t.Context()))
 		return scripts.Load() - calls, env.Commands() - commands
 	}
@@ -426,8 +423,7 @@ func TestReservation_AReservationThatIsMadeAnewHasAStampOfItsOwn(t *testing.T) {
 		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		defer func() { _ = locker.Close() }()
-		lease, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, locker, "k")
 		require.NoError(t, reserve(t, locker, "k", time.Minute))
 		first, err := reservations.Stamp(t.Context(), locker, "k")
 		require.NoError(t, err)

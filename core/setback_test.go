@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // The clock of Redis is set back, and runs on from there.
@@ -76,8 +77,7 @@ func TestFence_GrowsWhenTheServersClockIsSetBack(t *testing.T) {
 		close(h.done)
 	}
 	for range 3 {
-		lease, err := lockers[1].TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, lockers[1], "k")
 		require.Greater(t, lease.Fence(), last)
 		last = lease.Fence()
 		require.NoError(t, lease.Release(t.Context()))
@@ -91,8 +91,7 @@ func TestFence_IsSmallerIfTheClockIsSetBackWhileTheKeyIsFree(t *testing.T) {
 	s := redistest.StartClocked(t)
 	l := lockerOn(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "p")
 	take := func() int64 {
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		require.NoError(t, lease.Release(t.Context()))
 		return lease.Fence()
 	}

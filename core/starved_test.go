@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // renewed tells of each batch of renewals that Redis answered.
@@ -34,8 +35,7 @@ func TestRenewal_RenewalsDoNotWaitForTheUsersPool(t *testing.T) {
 		rdb := redistest.Client(t, redistest.OnePool(&redis.Options{Addr: env.Addr, PoolSize: 1, MaxActiveConns: 1, PoolTimeout: 5 * time.Second}))
 		seen := renewed{batches: make(chan core.Renewed, 1)}
 		l := lockerOn(t, rdb, env.Prefix, core.WithTTL(6*time.Second), core.WithObserver(seen))
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 
 		all := rdb.Conn()
 		require.NoError(t, all.Ping(t.Context()).Err())
@@ -67,8 +67,7 @@ func TestRenewal_ANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
 	var sick, well []*core.Lease
 	for i := range 60 {
 		key := fmt.Sprint(i)
-		lease, err := l.TryAcquire(t.Context(), key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, key)
 		if c.NodeOf(t, core.RecordName("p", key)).Addr == hangs.Addr {
 			sick = append(sick, lease)
 		} else {

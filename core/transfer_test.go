@@ -18,6 +18,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // eachMode runs test with a lease of every mode, taken by a locker on env.
@@ -38,8 +39,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
-		lease, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(2*time.Second))
-		require.NoError(t, err)
+		lease := testbed.Take(t, from, "k", opt, core.LeaseTTL(2*time.Second))
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
 		require.Regexp(t, `^pk1\.[A-Za-z0-9_-]+$`, token)
@@ -82,8 +82,7 @@ func TestTransfer_ADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 		require.NoError(t, err)
 		for _, extend := range []time.Duration{time.Second, time.Minute} {
-			lease, err := l.TryAcquire(t.Context(), "k", core.MaxHold(20*time.Second))
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k", core.MaxHold(20*time.Second))
 			require.NoError(t, lease.Extend(t.Context(), extend))
 			token, err := lease.Detach(t.Context())
 			require.NoError(t, err)
@@ -93,8 +92,7 @@ func TestTransfer_ADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
 			_, err = l.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, core.ErrConflict)
 			time.Sleep(3 * time.Second)
-			next, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			next := testbed.Take(t, l, "k")
 			_, err = l.Resume(t.Context(), token)
 			require.ErrorIs(t, err, core.ErrLeaseLost)
 			require.NoError(t, next.Context().Err())
@@ -202,8 +200,7 @@ func TestForceRelease_OfATransferredLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
-		lease, err := from.TryAcquire(ctx, "k", core.LeaseTTL(2*time.Second))
-		require.NoError(t, err)
+		lease := testbed.Take(t, from, "k", core.LeaseTTL(2*time.Second))
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
 		resumed, err := to.Resume(ctx, token)
@@ -282,8 +279,7 @@ func TestResume_TakesOptionsThatComeInTime(t *testing.T) {
 		ctx := t.Context()
 		var seen recorder
 		from, to := newLocker(t, env), newLocker(t, env, core.WithObserver(&seen))
-		lease, err := from.TryAcquire(ctx, "k", core.Counted(2))
-		require.NoError(t, err)
+		lease := testbed.Take(t, from, "k", core.Counted(2))
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
 		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), reservations.Reserved(time.Minute), core.LeaseTTL(0), nil} {
@@ -395,8 +391,7 @@ func TestTransfer_TheLongestTokenFits(t *testing.T) {
 	env.Prefix = strings.Repeat("p", 64)
 	l := newLocker(t, env)
 	key := strings.Repeat("\xff", core.MaxKeyLen)
-	lease, err := l.TryAcquire(t.Context(), key, core.Counted(core.MaxCount), core.LeaseTTL(core.MaxTTL))
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, key, core.Counted(core.MaxCount), core.LeaseTTL(core.MaxTTL))
 	require.LessOrEqual(t, len(lease.Token()), 1024)
 	resumed, err := l.Resume(t.Context(), lease.Token())
 	require.NoError(t, err)
@@ -461,8 +456,7 @@ func TestDetach_ThatFailedLeavesTheLeaseAsItWas(t *testing.T) {
 		}})
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
-		first, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		first := testbed.Take(t, l, "k")
 		_, err = first.Detach(t.Context())
 		require.ErrorIs(t, err, refused)
 		require.NoError(t, first.Context().Err())

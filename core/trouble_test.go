@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 const record = "perkey:lock{}:k"
@@ -137,8 +138,7 @@ func TestLease_RenewalsThatHangOrFailAreSentAgain(t *testing.T) {
 				}})
 				l, err := core.New(rdb, core.WithRenewalClient(rdb))
 				require.NoError(t, err)
-				lease, err := l.TryAcquire(t.Context(), "k")
-				require.NoError(t, err)
+				lease := testbed.Take(t, l, "k")
 				time.Sleep(2 * time.Minute)
 				require.NoError(t, lease.Context().Err())
 				require.NoError(t, lease.Release(t.Context()))
@@ -159,8 +159,7 @@ func TestLease_TrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 			}})
 			l, err := core.New(rdb, core.WithRenewalClient(rdb))
 			require.NoError(t, err)
-			lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(3*time.Second))
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k", core.FixedLease(3*time.Second))
 			<-lease.Context().Done()
 			require.Positive(t, m.TTL(record))
 			require.NoError(t, l.Close())
@@ -176,8 +175,7 @@ func TestLease_TrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 			}})
 			l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 			require.NoError(t, err)
-			lease, err := l.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, "k")
 			require.NoError(t, lease.Extend(t.Context(), core.MinTTL)) // loads the script
 			<-lease.Context().Done()
 			require.Positive(t, m.TTL(record))
@@ -195,8 +193,7 @@ func TestLease_NothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
 		}})
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		require.NoError(t, lease.Extend(t.Context(), core.MinTTL)) // loads the script
 		require.NoError(t, lease.Release(t.Context()))
 		time.Sleep(time.Minute)

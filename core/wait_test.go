@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -71,8 +72,7 @@ func untilItWaits(t *testing.T, guard *core.Guard) <-chan error {
 func TestWait_ALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newSleeper(t, env)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		done := untilItWaits(t, l.Guard(untilWoken))
 		require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
 		require.NoError(t, <-done)
@@ -134,8 +134,7 @@ func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 				guard := l.Guard(policy).OnFree(func(_ context.Context, key string) { free <- key })
 				require.NoError(t, guard.Err())
 				run := func(context.Context) error { return errors.New("ran") }
-				lease, err := holder.TryAcquire(t.Context(), "k")
-				require.NoError(t, err)
+				lease := testbed.Take(t, holder, "k")
 				var calls sync.WaitGroup
 				for range 5 {
 					calls.Go(func() {
@@ -174,8 +173,7 @@ func TestWait_WaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 		l := lockerOn(t, rdb, "p", core.WithRenewalClient(rdb))
 		l.NeverPoll()
 		warm(t, l) // loads the scripts
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		const calls = 50
 		var wg sync.WaitGroup
 		for range calls {
