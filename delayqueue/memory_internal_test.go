@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,12 +22,19 @@ import (
 func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 	t.Parallel()
 	const messages = 1030 // just above a power of two: tables are at their emptiest
-	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	server := redistest.Start(t)
+	rdb, admin := redistest.Client(t, &redis.Options{Addr: server.Addr}), redistest.Client(t, &redis.Options{Addr: server.Addr})
 	used := func() int64 { // servers differ in what of Lua's memory they count: there is none after a flush
 		require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
-		n, err := strconv.ParseInt(rdb.InfoMap(t.Context(), "memory").Val()["Memory"]["used_memory"], 10, 64)
-		require.NoError(t, err)
-		return n
+		require.NoError(t, admin.ClientKillByFilter(t.Context(), "TYPE", "normal").Err()) // they have buffers
+		least := int64(math.MaxInt64)
+		for range 6 { // a table that becomes another one is there twice for a while
+			n, err := strconv.ParseInt(admin.InfoMap(t.Context(), "memory").Val()["Memory"]["used_memory"], 10, 64)
+			require.NoError(t, err)
+			least = min(least, n)
+			time.Sleep(50 * time.Millisecond)
+		}
+		return least
 	}
 	for i, c := range []struct {
 		name                string
