@@ -121,7 +121,7 @@ func (a *auditor) enter(key string, s *stay) {
 
 // leave records that a holder is done.
 func (a *auditor) leave(key string, s *stay) {
-	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && !s.forced && !s.ofSet && s.most == 0 && a.w.quiet(s.began) {
+	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && !s.forced && !s.ofSet && s.most == 0 && !s.p.ending && a.w.quiet(s.began) {
 		a.w.violation(s.who, "%s: its lease is lost, and nothing failed", key)
 	}
 	if held := time.Since(s.began); s.most > 0 && held > s.most+10*time.Millisecond && s.alive() {
@@ -178,7 +178,7 @@ func (a *auditor) mayBeGone(s *stay) bool {
 func (a *auditor) taken(key string, s *stay) {
 	as(0, func() {
 		time.AfterFunc(2*s.p.ttl, func() {
-			if s.alive() && !s.p.stopped && !s.p.dead {
+			if !s.p.stopped && !s.p.dead && s.alive() {
 				a.w.violation(s.who, "%s: it was taken away, and it was not told", key)
 			}
 		})

@@ -32,6 +32,7 @@ type message struct {
 	seen          delayqueue.State // the final state that it was seen in
 
 	starts, done, failed int
+	unsettled            int               // attempts that were interrupted, or whose end Redis was perhaps not told of
 	conflicts            int               // of those that failed: another key was held
 	first                int64             // when it was first started, by Redis's clock
 	firstAt              time.Time         // the same by the clock of the world
@@ -59,11 +60,25 @@ type ledger struct {
 	all      []*message
 	byID     map[string]*message
 	purged   bool // of dead letters, at the end
+	patient  bool // workers claim messages for so long that lost requests cost them nothing
 	forgets  bool // what ended is forgotten soon, for want of room
 }
 
 func newLedger(w *world, attempts int, window time.Duration) *ledger {
 	return &ledger{w: w, attempts: attempts, window: window, byID: map[string]*message{}}
+}
+
+// patient is longer than it takes to make up for a request or two that are lost.
+const patient = 4 * time.Second
+
+// named returns the message that the queue knows by a name.
+func (l *ledger) named(name string) *message {
+	for _, m := range l.all {
+		if m.name() == name {
+			return m
+		}
+	}
+	return nil
 }
 
 func (l *ledger) add(m *message) {
@@ -244,7 +259,9 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
 	case m.done > 0 && dm.Losses == 0 && m.redriven == 0:
 		l.w.violation(who, "%s was done, and is started without a loss", m.id)
-	case dm.Losses > 0 && l.w.quiet(m.called):
+	case dm.Losses > m.unsettled && l.patient && !clock && l.w.bears(m.called):
+		l.w.violation(who, "%s has %d losses, %d attempts were not settled: at most messages were lost", m.id, dm.Losses, m.unsettled)
+	case dm.Losses > 0 && m.unsettled == 0 && l.w.quiet(m.called):
 		l.w.violation(who, "%s has %d losses, and nothing failed", m.id, dm.Losses)
 	case !clock && l.early(m):
 		l.w.violation(who, "%s is started within its quiet period", m.id)
@@ -263,8 +280,11 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		}
 		returned, s.left = true, true
 		l.w.emit(p.name, "ends", m.key, m.id, " ", err)
-		if ctx.Err() != nil && l.w.quiet(began) {
+		if ctx.Err() != nil && !p.ending && l.w.quiet(began) {
 			l.w.violation(who, "%s is told to stop, and nothing failed: %v", m.id, context.Cause(ctx))
+		}
+		if ctx.Err() != nil || l.w.disturbed.After(time.Now()) {
+			m.unsettled++
 		}
 		if err == nil {
 			m.done++

@@ -16,10 +16,10 @@ import (
 
 // locks is a world of processes whose goroutines call for few keys, in every way that there is.
 func (w *world) locks() {
-	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}}
+	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}, every: pick(newChance(w.config.Seed, 7), 4*time.Second, 12*time.Second)}
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
 	go l.auditor.watch(l.keys)
-	w.startAll(l.work)
+	w.startAll(l.work, l.stop)
 	l.settle()
 }
 
@@ -33,6 +33,7 @@ type locksWorkload struct {
 	runs    map[int64]*stay   // of Once, by their fences
 	period  *stay             // the last run that Redis knows to have succeeded
 	waiting map[string]int    // calls under way, by process
+	every   time.Duration     // is the period of Once
 }
 
 var lockKeys = []string{"k0", "k1", "k2"}
@@ -44,7 +45,7 @@ var lockCalls = []string{"exclusive", "exclusive", "exclusive", "try", "shared",
 func (l *locksWorkload) work(p *process) {
 	for g := range 4 {
 		go func() {
-			for n := 0; !l.w.calm; n++ {
+			for n := 0; !p.over(); n++ {
 				time.Sleep(l.r.between(0, 600*time.Millisecond))
 				l.waiting[p.name]++
 				l.call(p, fmt.Sprintf("%s.%d.%d", p.name, g, n))
@@ -54,18 +55,15 @@ func (l *locksWorkload) work(p *process) {
 	}
 	p.told.confirmed = l.confirmed
 	go func() {
-		for n := 0; !l.w.calm; n++ {
-			time.Sleep(l.r.between(0, every))
+		for n := 0; !p.over(); n++ {
+			time.Sleep(l.r.between(0, 4*time.Second))
 			l.once(p, fmt.Sprintf("%s.once.%d", p.name, n))
 		}
 	}()
 	go l.lead(p)
 }
 
-const (
-	onceKey, leadKey = "once", "lead"
-	every            = 4 * time.Second // is the period of Once
-)
+const onceKey, leadKey = "once", "lead"
 
 // once calls for a period's run.
 func (l *locksWorkload) once(p *process, who string) {
@@ -73,12 +71,12 @@ func (l *locksWorkload) once(p *process, who string) {
 	defer leave()
 	l.w.report.Calls["once"]++
 	p.told.calling()
-	ran, err := p.locker.Once(ctx, onceKey, every, func(ctx context.Context) error {
+	ran, err := p.locker.Once(ctx, onceKey, l.every, func(ctx context.Context) error {
 		lease, _ := core.LeaseFrom(ctx)
 		s := under(p, who, lease)
 		l.auditor.enter(onceKey, s)
 		if last := l.period; last != nil && s.alive() && !l.auditor.excused(last) && !l.auditor.excused(s) && !l.w.on("clock-back") {
-			if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart < every*9/10-time.Millisecond { // as Redis has the times
+			if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart < l.every*9/10-time.Millisecond { // as Redis has the times
 				l.w.violation(who, "it was granted its period %s after %s was", apart, last.who)
 			}
 		}
@@ -89,11 +87,55 @@ func (l *locksWorkload) once(p *process, who string) {
 			delete(l.runs, s.fence)
 			return errPlanned
 		}
+		if s.alive() {
+			left := l.w.server.TTL("perkey:lock{}:" + onceKey)
+			as(0, func() { go l.owes(s, left) })
+		}
 		return nil
 	})
 	l.w.emit(who, "once", onceKey, ran, " ", err)
 	if !errors.Is(err, errPlanned) {
 		l.expect(who, "once", err)
+	}
+}
+
+// owes begins a run's period, too, if Redis could be told for long enough before its lease ended.
+func (l *locksWorkload) owes(run *stay, left time.Duration) {
+	const step, enough = 20 * time.Millisecond, 3 * time.Second
+	now := time.Now()
+	end, well := now.Add(left-100*time.Millisecond), now // since when
+	for ; now.Before(end); now = time.Now() {
+		w := l.w
+		if w.network.down || w.network.slow > 0 || w.server.refuses != nothing || w.struck.After(now.Add(-step)) || run.p.stopped || w.on("half-open") || w.on("clock-back") || w.on("clock-forward") {
+			well = now
+		}
+		if run.p.dead || run.p.ending || l.auditor.excused(run) {
+			return
+		}
+		if now.Sub(well) > enough {
+			if l.period == nil || l.period.fence < run.fence {
+				l.period = run
+			}
+			return
+		}
+		time.Sleep(step)
+	}
+}
+
+// stop ends a process. Then each of its calls has had its outcome, and each lease its end.
+func (l *locksWorkload) stop(ctx context.Context, p *process) error {
+	err := p.locker.Shutdown(ctx)
+	if err != nil {
+		_ = p.locker.Close() // the last commands may take longer
+	}
+	time.Sleep(time.Second)
+	l.accounted(p)
+	return err
+}
+
+func (l *locksWorkload) accounted(p *process) {
+	if t := p.told; t.calls != t.outcomes || t.granted != t.ended {
+		l.w.violation(p.name, "%d calls had %d outcomes; of %d leases %d ended", t.calls, t.outcomes, t.granted, t.ended)
 	}
 }
 
@@ -109,7 +151,7 @@ func (l *locksWorkload) lead(p *process) {
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	as(0, func() { time.AfterFunc(time.Duration(l.w.config.Seconds)*time.Second, leave) })
-	for n := 0; ctx.Err() == nil; n++ {
+	for n := 0; ctx.Err() == nil && !p.ending; n++ {
 		who := fmt.Sprintf("%s.lead.%d", p.name, n)
 		l.w.report.Calls["lead"]++
 		err := p.locker.Lead(ctx, leadKey, func(ctx context.Context) error {
@@ -120,7 +162,7 @@ func (l *locksWorkload) lead(p *process) {
 			l.auditor.leave(leadKey, s)
 			return nil
 		})
-		if err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil && !p.ending {
 			l.w.violation(who, "lead: %v", err)
 		}
 	}
@@ -365,7 +407,7 @@ func (l *locksWorkload) herd(p *process, who string) {
 	if err == nil {
 		err = lease.Release(ctx)
 	}
-	if err != nil && l.w.disturbed.Before(began) {
+	if err != nil && l.w.disturbed.Before(began) && !p.ending {
 		l.w.violation(who, "after a herd: %v", err)
 	}
 	l.w.emit(who, "herd", "", taken, " taken, ", p.told.unclaimed-unclaimed, " not, cost ", l.w.server.cost)
@@ -379,19 +421,19 @@ func (l *locksWorkload) settle() {
 		if n := l.waiting[p.name]; n > 0 {
 			l.w.violation(p.name, "%d calls still wait a minute after the last fault", n)
 		}
-		if t := p.told; t.calls != t.outcomes || t.granted != t.ended {
-			l.w.violation(p.name, "%d calls had %d outcomes; of %d leases %d ended", t.calls, t.outcomes, t.granted, t.ended)
-		}
+		l.accounted(p)
 	}
 	for _, p := range alive {
 		as(p.group, func() {
 			for _, key := range l.keys {
 				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				p.told.calling()
 				lease, err := p.locker.Acquire(ctx, key)
 				if err == nil {
 					err = lease.Release(ctx)
 				}
 				if err == nil { // a release frees a key at once
+					p.told.calling()
 					lease, err = p.locker.TryAcquire(ctx, key)
 				}
 				if err == nil {
@@ -404,15 +446,7 @@ func (l *locksWorkload) settle() {
 			}
 		})
 	}
-	for _, p := range alive {
-		as(p.group, func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			if err := p.locker.Shutdown(ctx); err != nil {
-				l.w.violation(p.name, "shutdown: %v", err)
-			}
-		})
-	}
+	l.w.stopAll()
 	time.Sleep(30 * time.Second)
 	for _, name := range l.w.server.keys() {
 		for _, key := range lockKeys {

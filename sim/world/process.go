@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -22,6 +23,7 @@ type process struct {
 	rdb           *redis.Client
 	locker        *core.Locker
 	dead, stopped bool
+	ending        bool // it was told to end
 	told          told
 }
 
@@ -54,11 +56,11 @@ func (t *told) OnReleased(_ context.Context, e core.Released) {
 }
 
 // start starts a process, and has it do its work.
-func (w *world) start(name string, work func(p *process)) {
+func (w *world) start(name string) {
 	w.groups++
 	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, pick(w.r, 1500*time.Millisecond, 3500*time.Millisecond, 8*time.Second))}
 	w.processes = append(w.processes, p)
-	retries := w.r.IntN(3)
+	retries := pick(w.r, -1, 1, 3)
 	started := make(chan struct{})
 	go func() {
 		simJoin(p.group)
@@ -72,7 +74,7 @@ func (w *world) start(name string, work func(p *process)) {
 			panic(err)
 		}
 		close(started)
-		work(p)
+		w.work(p)
 	}()
 	<-started
 	w.emit(name, "starts", "")
@@ -111,10 +113,53 @@ func (p *process) die(withMachine bool) {
 	}
 }
 
-// alive are the processes that did not die.
+// mostProcesses is how many there are, those that ended among them.
+const mostProcesses = 40
+
+// end ends a process as a service is that gets a new version, and starts another in its place. What it does not end within a while, it
+// gives up.
+func (p *process) end(within time.Duration) {
+	p.w.report.Faults["deploy"]++ // it is none: what is promised while nothing fails holds
+	p.w.emit("-", "deploy", "", p.name, " within ", within)
+	p.ending = true
+	as(p.group, func() {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), within)
+			err := p.w.stop(ctx, p)
+			cancel()
+			time.Sleep(time.Second) // its calls hear of it
+			p.w.emit(p.name, "ends", "", err)
+			if p.dead {
+				return
+			}
+			p.dead = true
+			_ = p.rdb.Close()
+			as(0, func() { go p.w.start(fmt.Sprint("p", p.w.groups+1)) })
+			simStop(p.group)
+		}()
+	})
+}
+
+// stopAll ends all processes, for which there is time.
+func (w *world) stopAll() {
+	for _, p := range slices.Clone(w.alive()) {
+		as(p.group, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if err := w.stop(ctx, p); err != nil {
+				w.violation(p.name, "stop: %v", err)
+			}
+		})
+	}
+}
+
+// over reports whether a process makes no calls any more.
+func (p *process) over() bool { return p.w.calm || p.ending }
+
+// alive are the processes that did not die, and were not told to end.
 func (w *world) alive() (alive []*process) {
 	for _, p := range w.processes {
-		if !p.dead {
+		if !p.dead && !p.ending {
 			alive = append(alive, p)
 		}
 	}

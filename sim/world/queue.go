@@ -40,9 +40,11 @@ func (w *world) queue() {
 		q.bytes, q.ledger.forgets = 120_000, true
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxPayload(longest), delayqueue.WithMaxBytes(q.bytes))
 	}
+	q.claims = pick(r, time.Second, patient)
+	q.ledger.patient = q.claims == patient
 	q.keys, q.calls = queueKeys[:1+r.IntN(len(queueKeys))], some(r, queueCalls)
 	go q.watch()
-	w.startAll(q.work)
+	w.startAll(q.work, q.stop)
 	q.settle()
 }
 
@@ -54,8 +56,9 @@ type queueWorkload struct {
 	keys    []string
 	calls   []string
 	options []delayqueue.Option
-	halts   bool // dead letters halt their keys
-	fails   bool // handlers do, and end in other ways
+	halts   bool          // dead letters halt their keys
+	claims  time.Duration // for how long a worker claims messages at least
+	fails   bool          // handlers do, and end in other ways
 	nodes   map[*process]*node
 	named   int
 
@@ -91,7 +94,7 @@ func (q *queueWorkload) work(p *process) {
 	n := &node{queue: queue, guard: p.locker.Guard(delayqueue.Policy(queue)), slots: 1 + q.r.IntN(5)}
 	q.nodes[p] = n
 	n.worker, err = delayqueue.NewWorker(queue, p.locker, func(ctx context.Context, m delayqueue.Message) error { return q.handle(ctx, p, m) },
-		delayqueue.WithConcurrency(n.slots), delayqueue.WithClaimLease(q.r.between(time.Second, 6*time.Second)),
+		delayqueue.WithConcurrency(n.slots), delayqueue.WithClaimLease(q.r.between(q.claims, 6*time.Second)),
 		delayqueue.WithRetryBackoff(100*time.Millisecond, 2*time.Second), delayqueue.WithLogger(discard))
 	if err != nil {
 		panic(err)
@@ -101,7 +104,7 @@ func (q *queueWorkload) work(p *process) {
 	}
 	for g := range 3 {
 		go func() {
-			for i := 0; !q.w.calm; i++ {
+			for i := 0; !p.over(); i++ {
 				time.Sleep(q.r.between(0, 2*time.Second))
 				n.busy++
 				q.call(p, n, fmt.Sprintf("%s.%d.%d", p.name, g, i))
@@ -116,7 +119,7 @@ var (
 	// queueCalls are what a call can be, each as often as it stands here.
 	queueCalls = []string{
 		"enqueue", "enqueue", "enqueue", "keyless", "nameless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
-		"cancel", "status", "wait", "redrive", "pause", "burst",
+		"cancel", "status", "wait", "redrive", "pause", "burst", "repair",
 	}
 	// expected are the errors that the queue's calls may return, beside those of core.
 	expected = []error{delayqueue.ErrFull, delayqueue.ErrRunning, delayqueue.ErrEnded, delayqueue.ErrNotDead}
@@ -144,6 +147,8 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 		err = n.queue.Pause(ctx, d)
 	case "burst":
 		q.burst(ctx, n, who)
+	case "repair":
+		err = q.repair(ctx, n, who)
 	case "hold", "grab":
 		err = q.hold(ctx, p, who, kind == "grab")
 	case "park":
@@ -322,6 +327,30 @@ func (q *queueWorkload) stayFor(ctx context.Context, most time.Duration) {
 	}
 }
 
+// repair does what an operator does whose dead letters halt their keys: nothing runs, until they are redriven.
+func (q *queueWorkload) repair(ctx context.Context, n *node, who string) error {
+	if !q.halts {
+		return nil
+	}
+	const most = 5 * time.Second
+	q.w.disturb(most)
+	if err := n.queue.Pause(ctx, most); err != nil {
+		return err
+	}
+	time.Sleep(q.r.between(0, 3*time.Second))
+	dead, _, err := n.queue.List(ctx, delayqueue.StateDead, "", 100)
+	for _, entry := range dead {
+		if m := q.ledger.named(entry.ID); m != nil && err == nil {
+			m.redriven++
+			if err = n.queue.Redrive(ctx, entry.ID, 0); errors.Is(err, delayqueue.ErrNotDead) || errors.Is(err, delayqueue.ErrNotFound) {
+				err = nil // somebody else did
+			}
+			q.w.emit(who, "redrives", m.key, m.id, " ", err)
+		}
+	}
+	return errors.Join(err, n.queue.Resume(ctx))
+}
+
 // ask asks for a message, or does something to it.
 func (q *queueWorkload) ask(ctx context.Context, n *node, who, kind string, m *message) (err error) {
 	before := m.redriven
@@ -405,6 +434,9 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 	if q.w.calm || !q.fails {
 		return nil
 	}
+	if q.halts && q.r.one(6) {
+		return delayqueue.SkipRetry(errPlanned)
+	}
 	switch q.r.IntN(24) {
 	case 0, 1, 2:
 		return errPlanned
@@ -445,15 +477,11 @@ func (q *queueWorkload) settle() {
 		}
 	}
 	as(last.group, func() { q.account(q.nodes[last]) })
-	for _, p := range alive {
-		as(p.group, func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			if err := errors.Join(q.nodes[p].worker.Stop(ctx), p.locker.Shutdown(ctx)); err != nil {
-				q.w.violation(p.name, "stop: %v", err)
-			}
-		})
-	}
+	q.w.stopAll()
+}
+
+func (q *queueWorkload) stop(ctx context.Context, p *process) error {
+	return errors.Join(q.nodes[p].worker.Stop(ctx), p.locker.Shutdown(ctx))
 }
 
 // account looks at the end of each message. A key that a dead letter halts is freed first.

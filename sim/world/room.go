@@ -54,7 +54,7 @@ func (q *queueWorkload) watch() {
 			if n == nil {
 				continue
 			}
-			if !n.works || p.dead || p.stopped || n.runs >= n.slots {
+			if !n.works || p.dead || p.ending || p.stopped || n.runs >= n.slots {
 				n.full = now
 			}
 			if n.full.Before(room) {

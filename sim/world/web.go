@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +23,7 @@ import (
 func (w *world) web() {
 	r := newChance(w.config.Seed, 6)
 	s := &webWorkload{w: w, r: r, auditor: newAuditor(w), services: map[*process]*service{}, payments: map[string]*payment{}, stored: stored{payments: map[string]*payment{}}, policy: r.IntN(3)}
-	w.startAll(s.work)
+	w.startAll(s.work, s.stop)
 	s.settle()
 }
 
@@ -82,6 +81,7 @@ func (s *webWorkload) work(p *process) {
 		httplock.WithIdempotency(store), httplock.WithAnonymous(), httplock.WithStatusPath("/tickets/"), httplock.WithLogger(discard))
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}/pay", guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.pay(p, w, r) })))
+	mux.Handle("/tickets/", httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true }))
 	worker, err := delayqueue.NewWorker(queue, p.locker, httplock.Replay(mux), delayqueue.WithClaimLease(s.r.between(time.Second, 6*time.Second)), delayqueue.WithLogger(discard))
 	if err != nil {
 		panic(err)
@@ -122,7 +122,9 @@ func (s *webWorkload) pay(p *process, w http.ResponseWriter, r *http.Request) {
 	case <-time.After(s.r.between(time.Millisecond, pick(s.r, 20*time.Millisecond, time.Second))):
 	case <-r.Context().Done():
 	}
+	_, parked := httplock.Replayed(r.Context())
 	switch {
+	case parked && r.Context().Err() != nil && s.r.one(2): // it gives up
 	case !s.w.calm && s.r.one(12):
 		w.WriteHeader(http.StatusServiceUnavailable)
 	case !s.w.calm && s.r.one(30):
@@ -159,32 +161,11 @@ func (s *webWorkload) client(name string) {
 // send sends a payment to some process, and reports whether it was answered.
 func (s *webWorkload) send(pay *payment) (answered bool) {
 	p := pick(s.r, s.w.alive()...)
-	service := s.services[p]
-	if service == nil {
-		return false
-	}
 	ctx, leave := context.WithTimeout(context.Background(), s.r.between(20*time.Millisecond, 6*time.Second))
 	defer leave()
 	s.w.report.Calls["pay"]++
-	done := make(chan *httptest.ResponseRecorder, 1)
-	as(p.group, func() {
-		go func() {
-			defer func() {
-				if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
-					s.w.violation(p.name, "panic: %v", v)
-				}
-			}()
-			r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/"+pay.order+"/pay", strings.NewReader(pay.id))
-			r.Header.Set("Idempotency-Key", `"`+pay.id+`"`)
-			w := httptest.NewRecorder()
-			service.handler.ServeHTTP(w, r)
-			done <- w
-		}()
-	})
-	var w *httptest.ResponseRecorder
-	select {
-	case w = <-done:
-	case <-ctx.Done():
+	w := s.serve(ctx, p, http.MethodPost, "/orders/"+pay.order+"/pay", pay)
+	if w == nil {
 		s.w.emit(pay.id, "leaves", pay.order)
 		return false
 	}
@@ -206,11 +187,64 @@ func (s *webWorkload) send(pay *payment) (answered bool) {
 			pay.repeated, pay.told = body, time.Now()
 		}
 		return true
-	case http.StatusAccepted, http.StatusConflict, http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusRequestTimeout:
+	case http.StatusAccepted:
+		return s.follow(pay, w.Header().Get("Location"))
+	case http.StatusConflict, http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusRequestTimeout:
 		return false
 	}
 	s.w.violation(pay.id, "it was told %d %q", w.Code, body)
 	return false
+}
+
+// follow asks what became of a payment that was parked. If that is done, its result is what a run of it answered.
+func (s *webWorkload) follow(pay *payment, ticket string) (answered bool) {
+	for range s.r.IntN(4) {
+		time.Sleep(s.r.between(0, 2*time.Second))
+		ctx, leave := context.WithTimeout(context.Background(), 6*time.Second)
+		w := s.serve(ctx, pick(s.r, s.w.alive()...), http.MethodGet, ticket, pay)
+		if w != nil && w.Code == http.StatusSeeOther {
+			w = s.serve(ctx, pick(s.r, s.w.alive()...), http.MethodGet, ticket+"/result", pay)
+			if w != nil && w.Code < http.StatusInternalServerError && w.Code != http.StatusNotFound {
+				s.w.emit(pay.id, "result", pay.order, w.Code, " ", w.Body)
+				if answered = strings.HasPrefix(w.Body.String(), pay.id+","); !answered {
+					s.w.violation(pay.id, "it is done, and its result is %d %q", w.Code, w.Body)
+				}
+			}
+		}
+		leave()
+		if answered {
+			return true
+		}
+	}
+	return false
+}
+
+// serve makes a request to a process, and returns its response; nil if ctx ends before it has one.
+func (s *webWorkload) serve(ctx context.Context, p *process, method, path string, pay *payment) *httptest.ResponseRecorder {
+	service, done := s.services[p], make(chan *httptest.ResponseRecorder, 1)
+	if service == nil {
+		return nil
+	}
+	as(p.group, func() {
+		go func() {
+			defer func() {
+				if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
+					s.w.violation(p.name, "panic: %v", v)
+				}
+			}()
+			r := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(pay.id))
+			r.Header.Set("Idempotency-Key", `"`+pay.id+`"`)
+			w := httptest.NewRecorder()
+			service.handler.ServeHTTP(w, r)
+			done <- w
+		}()
+	})
+	select {
+	case w := <-done:
+		return w
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // settle checks that each client has an answer, and that nothing is left in the queue.
@@ -228,13 +262,9 @@ func (s *webWorkload) settle() {
 			s.w.violation("-", "%d queued and %d running in the end: %v", stats.Queued, stats.Running, err)
 		}
 	})
-	for _, p := range slices.Clone(alive) {
-		as(p.group, func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			if err := errors.Join(s.services[p].worker.Stop(ctx), p.locker.Shutdown(ctx)); err != nil {
-				s.w.violation(p.name, "stop: %v", err)
-			}
-		})
-	}
+	s.w.stopAll()
+}
+
+func (s *webWorkload) stop(ctx context.Context, p *process) error {
+	return errors.Join(s.services[p].worker.Stop(ctx), p.locker.Shutdown(ctx))
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"hash"
@@ -28,7 +29,10 @@ type world struct {
 	faults    []string  // the kinds that happen in this world
 	disturbed time.Time // until when something may keep the queue's promises of order from being kept: see overtakes
 	struck    time.Time // when the last fault happened
-	lost      int64     // what Redis granted before this may be lost, by its clock: see auditor
+	harsh     time.Time // when the last one that may cost a process what it has claimed, or its leases, happened, or ended
+	work      func(p *process)
+	stop      func(ctx context.Context, p *process) error // ends what a process does, as at the end of main
+	lost      int64                                       // what Redis granted before this may be lost, by its clock: see auditor
 
 	digest, order hash.Hash
 	events        []event
@@ -39,7 +43,7 @@ type world struct {
 // kinds are the kinds of faults. A world has about half of them, or few, or hardly any: what is promised only while nothing fails is seen
 // there.
 var kinds = []string{
-	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "restart", "slow", "full", "read-only", "forget", "busy",
+	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "deploy", "restart", "slow", "full", "read-only", "forget", "busy",
 	"clock-back", "clock-forward", "wipe",
 }
 
@@ -59,13 +63,14 @@ func newWorld(c plan.Config) *world {
 }
 
 // startAll starts some processes, has faults happen while they work, and ends them.
-func (w *world) startAll(work func(p *process)) {
+func (w *world) startAll(work func(p *process), stop func(ctx context.Context, p *process) error) {
+	w.work, w.stop = work, stop
 	n := w.config.Processes
 	if n == 0 {
 		n = 2 + w.r.IntN(3)
 	}
 	for i := range n {
-		w.start(fmt.Sprint("p", i+1), work)
+		w.start(fmt.Sprint("p", i+1))
 	}
 	go w.trouble()
 	time.Sleep(time.Duration(w.config.Seconds) * time.Second)
@@ -110,8 +115,17 @@ func (w *world) emit(who, what, key string, detail ...any) {
 func (w *world) happens(kind, detail string) {
 	w.report.Faults[kind]++
 	w.struck = time.Now()
+	if !slices.Contains(mild, kind) {
+		w.harsh = w.struck
+	}
 	w.emit("-", kind, "", detail)
 }
+
+// mild are the faults that cost a request or a message: the next try makes up for it.
+var mild = []string{"lost", "late", "deaf", "cut", "forget", "busy"}
+
+// bears reports whether nothing happened since, nor for a while before, but what costs a request or a message.
+func (w *world) bears(since time.Time) bool { return w.harsh.Add(20 * time.Second).Before(since) }
 
 // disturb records that something happens, or lasts for d, after which the queue need not keep a key for parked work for a while: what was
 // claimed is lost, and waits for its next attempt.
@@ -173,6 +187,10 @@ func (w *world) strike(r chance, kind string) {
 		if len(alive) > 2 {
 			pick(r, alive...).die(r.one(2))
 		}
+	case "deploy":
+		if p := pick(r, alive...); !p.stopped && len(alive) > 1 && len(w.processes) < mostProcesses {
+			p.end(r.between(0, 3*time.Second))
+		}
 	case "cut", "half-open":
 		open := w.network.open()
 		if len(open) == 0 {
@@ -197,7 +215,7 @@ func (w *world) strike(r chance, kind string) {
 		w.disturb(4 * time.Second)
 		w.network.slow = r.between(50*time.Millisecond, 1200*time.Millisecond)
 		time.Sleep(r.between(time.Second, 4*time.Second))
-		w.network.slow = 0
+		w.network.slow, w.harsh = 0, time.Now()
 	case "full", "read-only":
 		w.happens(kind, "")
 		w.server.refuses = map[string]refusal{"full": growth, "read-only": writes}[kind]
