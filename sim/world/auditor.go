@@ -24,7 +24,7 @@ type stay struct {
 	over   bool          // it has left, or its lease has ended
 	ended  time.Time     // when it left
 	again  bool          // others of its process worked under the same lease before
-	forced bool          // its lease was taken away, as it may be
+	forced int           // how many calls may have taken its lease away
 	most   time.Duration // for how long it may have its lease; 0: for as long as it likes
 	least  time.Duration // for how long nobody else has the key, since the lease was granted
 	lost   bool          // its lease had ended when it left
@@ -53,6 +53,8 @@ type auditor struct {
 	grants map[grant]*stay  // who was given each
 	last   map[string]*stay // who came in last
 	line   map[string][]*waiter
+	left   map[string][]*stay   // those that are not inside any more, for a while
+	lined  map[string]time.Time // when somebody last waited
 	kept   map[string]time.Time // until when somebody may have a key who is not inside
 	some   map[string]int       // calls that want several keys, and may have this one already
 }
@@ -73,7 +75,7 @@ type grant struct {
 func newAuditor(w *world) *auditor {
 	return &auditor{
 		w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{},
-		line: map[string][]*waiter{}, kept: map[string]time.Time{}, some: map[string]int{},
+		left: map[string][]*stay{}, lined: map[string]time.Time{}, line: map[string][]*waiter{}, kept: map[string]time.Time{}, some: map[string]int{},
 	}
 }
 
@@ -117,12 +119,17 @@ func (a *auditor) enter(key string, s *stay) {
 	a.grants[this] = s
 	a.fences[key] = max(a.fences[key], s.fence)
 	a.inside[key] = slices.DeleteFunc(a.inside[key], func(o *stay) bool { return o.over })
+	a.left[key] = append(slices.DeleteFunc(a.left[key], func(o *stay) bool { return !o.near() }), s)
 }
 
 // leave records that a holder is done.
 func (a *auditor) leave(key string, s *stay) {
-	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && !s.forced && !s.ofSet && s.most == 0 && !s.p.ending && a.w.quiet(s.began) {
+	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && s.forced == 0 && !s.ofSet && s.most == 0 && !s.p.ending && a.w.quiet(s.began) {
 		a.w.violation(s.who, "%s: its lease is lost, and nothing failed", key)
+	}
+	if d, once := a.w.away(time.Now().Add(-2 * s.p.ttl)); once && d < s.p.ttl*2/3-time.Second && errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) &&
+		s.forced == 0 && !s.ofSet && s.most == 0 && !s.p.ending && a.w.spared(s.began, "restart", "forget", "deaf") {
+		a.w.violation(s.who, "%s: its lease is lost, and Redis was away for %s, of %s", key, d, s.p.ttl)
 	}
 	if held := time.Since(s.began); s.most > 0 && held > s.most+10*time.Millisecond && s.alive() {
 		a.w.violation(s.who, "%s: it still has its lease after %s, of at most %s", key, held, s.most)
@@ -138,7 +145,34 @@ const ahead = 70 * time.Millisecond
 func (a *auditor) waits(ctx context.Context, key, who string) func() {
 	this := &waiter{who, ctx, time.Now()}
 	a.line[key] = append(a.line[key], this)
-	return func() { a.line[key] = slices.DeleteFunc(a.line[key], func(o *waiter) bool { return o == this }) }
+	return func() {
+		a.line[key] = slices.DeleteFunc(a.line[key], func(o *waiter) bool { return o == this })
+		a.lined[key] = time.Now()
+	}
+}
+
+// near reports whether somebody is inside, or was of late.
+func (s *stay) near() bool {
+	if s.p.dead && !s.left {
+		return false
+	}
+	return !s.left || time.Since(s.ended) < idle
+}
+
+// refused checks that a call that does not wait was refused for a reason: while nothing fails, there are others.
+func (a *auditor) refused(key string, s *stay) {
+	others, readers := 0, 0
+	for _, o := range a.left[key] {
+		if o.near() {
+			if others++; o.mode == s.mode {
+				readers++
+			}
+		}
+	}
+	free := others == 0 || others == readers && (s.mode == core.ModeShared || s.mode == core.ModeCounted && others < s.limit)
+	if free && len(a.line[key]) == 0 && time.Since(a.lined[key]) > idle && time.Now().After(a.kept[key]) && a.some[key] == 0 && a.w.quiet(time.Now()) {
+		a.w.violation(s.who, "%s: it is refused %s, and there are %d others", key, s.mode, others)
+	}
 }
 
 // idle is for how long a key may be free while somebody waits for it and nothing fails: longer than a MinHold, and than who was granted it
@@ -167,7 +201,7 @@ func (a *auditor) watch(keys []string) {
 
 // excused reports whether a lease may have been given to another: it was taken away, or Redis lost it, or its clock was set forward.
 func (a *auditor) excused(s *stay) bool {
-	return s.forced || !a.w.strict("redis") && a.mayBeGone(s)
+	return s.forced > 0 || !a.w.strict("redis") && a.mayBeGone(s)
 }
 
 func (a *auditor) mayBeGone(s *stay) bool {

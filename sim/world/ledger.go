@@ -32,6 +32,7 @@ type message struct {
 	seen          delayqueue.State // the final state that it was seen in
 
 	starts, done, failed int
+	spent                int               // attempts that failed, and were not ended by a worker that stops
 	unsettled            int               // attempts that were interrupted, or whose end Redis was perhaps not told of
 	conflicts            int               // of those that failed: another key was held
 	first                int64             // when it was first started, by Redis's clock
@@ -259,8 +260,10 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
 	case m.done > 0 && dm.Losses == 0 && m.redriven == 0:
 		l.w.violation(who, "%s was done, and is started without a loss", m.id)
-	case dm.Losses > m.unsettled && l.patient && !clock && l.w.bears(m.called):
+	case dm.Losses > m.unsettled && l.patient && l.w.spared(m.called, mild...):
 		l.w.violation(who, "%s has %d losses, %d attempts were not settled: at most messages were lost", m.id, dm.Losses, m.unsettled)
+	case dm.Attempt-1 > m.spent+dm.Losses && m.redriven == 0:
+		l.w.violation(who, "%s is in attempt %d, after %d that failed and %d losses", m.id, dm.Attempt, m.spent, dm.Losses)
 	case dm.Losses > 0 && m.unsettled == 0 && l.w.quiet(m.called):
 		l.w.violation(who, "%s has %d losses, and nothing failed", m.id, dm.Losses)
 	case !clock && l.early(m):
@@ -291,6 +294,9 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 			m.doneAt = time.Now()
 		} else {
 			m.failed++
+			if !errors.Is(context.Cause(ctx), delayqueue.ErrStopped) {
+				m.spent++
+			}
 		}
 		if errors.Is(err, core.ErrConflict) {
 			m.conflicts++

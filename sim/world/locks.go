@@ -221,6 +221,12 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	switch kind {
 	case "try":
 		acquire = p.locker.TryAcquire
+		switch l.r.IntN(4) {
+		case 0:
+			s.mode, opts = core.ModeShared, append(opts, core.Shared())
+		case 1:
+			s.mode, s.limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
+		}
 	case "shared":
 		s.mode, opts = core.ModeShared, append(opts, core.Shared())
 	case "counted":
@@ -233,9 +239,15 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 		opts = append(opts, core.MinHold(s.least))
 	}
 	p.told.calling()
-	served := l.auditor.waits(ctx, key, who)
+	served := func() {}
+	if kind != "try" {
+		served = l.auditor.waits(ctx, key, who)
+	}
 	lease, err := acquire(ctx, key, opts...)
 	served()
+	if kind == "try" && errors.Is(err, core.ErrConflict) {
+		l.auditor.refused(key, s)
+	}
 	if err != nil {
 		return err
 	}
@@ -342,15 +354,14 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 		if s.mode != core.ModeExclusive || !s.alive() {
 			continue
 		}
-		before := s.forced
-		s.forced = true
+		s.forced++
 		done, err := p.locker.ForceRelease(ctx, key, s.fence)
 		l.w.emit(who, "forced", key, done, err)
 		switch {
 		case err == nil && done:
 			l.auditor.taken(key, s)
 		case err == nil:
-			s.forced = before // it still has it
+			s.forced-- // it still has it
 		}
 		l.expect(who, "force", err)
 		return

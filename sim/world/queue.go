@@ -431,6 +431,9 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 		most = 10 * time.Second
 	}
 	q.stayFor(ctx, most)
+	if ctx.Err() != nil && q.r.one(2) { // it gives up
+		return ctx.Err()
+	}
 	if q.w.calm || !q.fails {
 		return nil
 	}
@@ -478,6 +481,21 @@ func (q *queueWorkload) settle() {
 	}
 	as(last.group, func() { q.account(q.nodes[last]) })
 	q.w.stopAll()
+	q.w.idle = 2 * time.Hour
+	time.Sleep(q.w.idle)
+	as(last.group, func() { q.retained(q.nodes[last]) })
+}
+
+// retained checks that dead letters are there as a whole, however long they have lain there.
+func (q *queueWorkload) retained(n *node) {
+	for _, m := range q.ledger.all {
+		if m.entry == nil || m.entry.State != delayqueue.StateDead {
+			continue
+		}
+		if payload, err := n.queue.Payload(context.Background(), m.name()); err != nil || !bytes.Equal(payload, m.payload) {
+			q.w.violation("-", "the payload of %s, a dead letter, is %.20q: %v", m.id, payload, err)
+		}
+	}
 }
 
 func (q *queueWorkload) stop(ctx context.Context, p *process) error {

@@ -113,6 +113,9 @@ func (s *webWorkload) pay(p *process, w http.ResponseWriter, r *http.Request) {
 	if !pay.done.IsZero() && s.w.quiet(pay.done) {
 		s.w.violation(who, "it runs again %s after it was done, and nothing failed", time.Since(pay.done))
 	}
+	if !pay.done.IsZero() && s.w.spared(pay.done, "full", "forget", "deaf", "busy") {
+		s.w.violation(who, "it runs again %s after it was done, and Redis was full at most", time.Since(pay.done))
+	}
 	lease, _ := core.LeaseFrom(r.Context())
 	in := under(p, who, lease)
 	in.again = true

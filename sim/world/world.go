@@ -28,8 +28,10 @@ type world struct {
 	lostAt    time.Time
 	faults    []string  // the kinds that happen in this world
 	disturbed time.Time // until when something may keep the queue's promises of order from being kept: see overtakes
-	struck    time.Time // when the last fault happened
-	harsh     time.Time // when the last one that may cost a process what it has claimed, or its leases, happened, or ended
+	outages   []outage
+	idle      time.Duration // a time in which nothing happened
+	struck    time.Time            // when the last fault happened
+	last      map[string]time.Time // when one of each kind last happened, or ended
 	work      func(p *process)
 	stop      func(ctx context.Context, p *process) error // ends what a process does, as at the end of main
 	lost      int64                                       // what Redis granted before this may be lost, by its clock: see auditor
@@ -48,7 +50,7 @@ var kinds = []string{
 }
 
 func newWorld(c plan.Config) *world {
-	w := &world{config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
+	w := &world{last: map[string]time.Time{}, config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
 	w.report = plan.Report{Calls: map[string]int{}, Faults: map[string]int{}}
 	oneIn := pick(w.r, 2, 2, 8, 50)
 	for _, kind := range kinds {
@@ -115,17 +117,39 @@ func (w *world) emit(who, what, key string, detail ...any) {
 func (w *world) happens(kind, detail string) {
 	w.report.Faults[kind]++
 	w.struck = time.Now()
-	if !slices.Contains(mild, kind) {
-		w.harsh = w.struck
-	}
+	w.last[kind] = w.struck
 	w.emit("-", kind, "", detail)
 }
 
 // mild are the faults that cost a request or a message: the next try makes up for it.
 var mild = []string{"lost", "late", "deaf", "cut", "forget", "busy"}
 
-// bears reports whether nothing happened since, nor for a while before, but what costs a request or a message.
-func (w *world) bears(since time.Time) bool { return w.harsh.Add(20 * time.Second).Before(since) }
+// spared reports whether nothing has failed since, nor for a while before, but faults of these kinds.
+func (w *world) spared(since time.Time, but ...string) bool {
+	for kind, last := range w.last {
+		if !slices.Contains(but, kind) && !last.Add(20*time.Second).Before(since) {
+			return false
+		}
+	}
+	return !w.on("clock-back") && !w.on("clock-forward")
+}
+
+// outage is a time in which nobody reached Redis, which kept its data.
+type outage struct {
+	from time.Time
+	d    time.Duration
+}
+
+// away returns for how long Redis was away of late, if that was once.
+func (w *world) away(since time.Time) (d time.Duration, once bool) {
+	n := 0
+	for _, o := range w.outages {
+		if o.from.Add(o.d).After(since) {
+			n, d = n+1, o.d
+		}
+	}
+	return d, n == 1
+}
 
 // disturb records that something happens, or lasts for d, after which the queue need not keep a key for parked work for a while: what was
 // claimed is lost, and waits for its next attempt.
@@ -205,7 +229,9 @@ func (w *world) strike(r chance, kind string) {
 		}
 	case "restart":
 		w.happens(kind, "")
-		w.server.restart(r.between(0, 3*time.Second), true)
+		d := r.between(0, 3*time.Second)
+		w.outages = append(w.outages, outage{time.Now(), d})
+		w.server.restart(d, true)
 	case "wipe":
 		w.happens(kind, "")
 		w.lost, w.lostAt = w.server.micros(), time.Now()
@@ -215,7 +241,7 @@ func (w *world) strike(r chance, kind string) {
 		w.disturb(4 * time.Second)
 		w.network.slow = r.between(50*time.Millisecond, 1200*time.Millisecond)
 		time.Sleep(r.between(time.Second, 4*time.Second))
-		w.network.slow, w.harsh = 0, time.Now()
+		w.network.slow, w.last[kind] = 0, time.Now()
 	case "full", "read-only":
 		w.happens(kind, "")
 		w.server.refuses = map[string]refusal{"full": growth, "read-only": writes}[kind]
@@ -259,7 +285,7 @@ func (w *world) finish() plan.Report {
 		}
 	}
 	w.report.Processes = len(w.processes)
-	w.report.Virtual = time.Since(w.began)
+	w.report.Virtual = time.Since(w.began) - w.idle
 	w.report.Digest = fmt.Sprintf("%x", w.digest.Sum(nil)[:8])
 	w.report.Order = fmt.Sprintf("%x", w.order.Sum(nil)[:8])
 	return w.report
