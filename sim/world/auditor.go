@@ -179,16 +179,16 @@ func (a *auditor) refused(key string, s *stay) {
 // and does not hear of it may delay the others.
 const idle = 3 * time.Second
 
-// watch checks that keys are not free while somebody waits for them.
+// watch checks that keys are not free while somebody waits for them. To ask a context may wait, and others come and go meanwhile.
 func (a *auditor) watch(keys []string) {
 	busy := map[string]time.Time{} // when each was last not free
 	for ; !a.w.calm; time.Sleep(200 * time.Millisecond) {
 		for _, key := range keys {
 			now := time.Now()
-			if slices.ContainsFunc(a.inside[key], (*stay).holds) || now.Before(a.kept[key]) || a.some[key] > 0 || busy[key].IsZero() {
+			if slices.ContainsFunc(slices.Clone(a.inside[key]), (*stay).holds) || now.Before(a.kept[key]) || a.some[key] > 0 || busy[key].IsZero() {
 				busy[key] = now
 			}
-			for _, o := range a.line[key] {
+			for _, o := range slices.Clone(a.line[key]) {
 				since := later(o.from, busy[key])
 				if now.Sub(since) > idle && o.ctx.Err() == nil && a.w.quiet(since) {
 					a.w.violation(o.who, "%s: it waits, and the key is free for %s", key, now.Sub(busy[key]))

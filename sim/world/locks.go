@@ -350,7 +350,7 @@ func (l *locksWorkload) all(ctx context.Context, p *process, who, from string) e
 }
 
 func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) {
-	for _, s := range l.auditor.inside[key] {
+	for _, s := range slices.Clone(l.auditor.inside[key]) {
 		if s.mode != core.ModeExclusive || !s.alive() {
 			continue
 		}

@@ -62,7 +62,7 @@ func (q *queueWorkload) watch() {
 			}
 		}
 		for _, key := range q.keys {
-			if slices.ContainsFunc(q.auditor.inside[key], (*stay).alive) || busy[key].IsZero() || q.halts {
+			if slices.ContainsFunc(slices.Clone(q.auditor.inside[key]), (*stay).alive) || busy[key].IsZero() || q.halts {
 				busy[key] = now
 			}
 		}
