@@ -203,7 +203,7 @@ func (l *ledger) early(m *message) bool {
 	var started time.Time
 	for _, o := range l.all {
 		if o.replaces(m) && o.starts > o.conflicts {
-			started = later(started, o.firstAt)
+			started = later(started, o.called) // one that was stored before is superseded
 		}
 	}
 	return !slices.ContainsFunc(l.all, func(o *message) bool {

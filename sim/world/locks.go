@@ -76,7 +76,7 @@ func (l *locksWorkload) once(p *process, who string) {
 		s := under(p, who, lease)
 		l.auditor.enter(onceKey, s)
 		if last := l.period; last != nil && s.alive() && !l.auditor.excused(last) && !l.auditor.excused(s) && !l.w.on("clock-back") {
-			if apart := time.Duration(s.fence-last.fence) * time.Microsecond; apart < l.every*9/10-time.Millisecond { // as Redis has the times
+			if apart := time.Duration(s.since-last.since) * time.Microsecond; apart < l.every*9/10-ahead { // as Redis has the times
 				l.w.violation(who, "it was granted its period %s after %s was", apart, last.who)
 			}
 		}
@@ -370,7 +370,10 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 
 func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key string) error {
 	p.told.calling()
+	served := l.auditor.waits(ctx, key, who)
+	defer served()
 	return p.locker.Do(ctx, key, func(ctx context.Context) error {
+		served()
 		lease, _ := core.LeaseFrom(ctx)
 		s := under(p, who, lease)
 		l.auditor.enter(key, s)

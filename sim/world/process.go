@@ -99,7 +99,7 @@ func (p *process) pause(d time.Duration) {
 func (p *process) die(withMachine bool) {
 	p.w.happens("die", p.name)
 	p.w.disturb(0)
-	p.dead = true
+	p.dead, p.w.ended = true, time.Now()
 	simStop(p.group)
 	for _, e := range p.w.network.open() {
 		if e.process != p {
@@ -132,7 +132,7 @@ func (p *process) end(within time.Duration) {
 			if p.dead {
 				return
 			}
-			p.dead = true
+			p.dead, p.w.ended = true, time.Now()
 			_ = p.rdb.Close()
 			as(0, func() { go p.w.start(fmt.Sprint("p", p.w.groups+1)) })
 			simStop(p.group)

@@ -29,6 +29,7 @@ type world struct {
 	faults    []string  // the kinds that happen in this world
 	disturbed time.Time // until when something may keep the queue's promises of order from being kept: see overtakes
 	outages   []outage
+	ended     time.Time            // when a process last did
 	idle      time.Duration        // a time in which nothing happened
 	struck    time.Time            // when the last fault happened
 	last      map[string]time.Time // when one of each kind last happened, or ended
