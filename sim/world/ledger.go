@@ -256,7 +256,7 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s is %s, and is started", m.id, m.seen)
 	case !clock && time.Since(m.called) < m.delay-2*time.Millisecond: // Redis has whole ones
 		l.w.violation(who, "%s is started %s after it was stored, its delay is %s", m.id, time.Since(m.called), m.delay)
-	case !clock && m.redriven == 0 && time.Since(later(m.called, m.acked)) > m.maxAge+l.standstill():
+	case !clock && m.redriven == 0 && !m.acked.IsZero() && time.Since(m.acked) > m.maxAge+l.standstill():
 		l.w.violation(who, "%s is started %s after it was stored, its age is at most %s", m.id, time.Since(m.called), m.maxAge)
 	case m.done > 0 && dm.Losses == 0 && m.redriven == 0:
 		l.w.violation(who, "%s was done, and is started without a loss", m.id)
