@@ -52,7 +52,7 @@ func TestIdempotency_ALostLeaseKeepsNothing(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
 		ctx, leave := context.WithCancel(t.Context())
-		defer leave()
+		t.Cleanup(leave)
 		var runs atomic.Int64
 		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
 			if runs.Load() == 0 {

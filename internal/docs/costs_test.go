@@ -92,7 +92,7 @@ func operations(t *testing.T, admin, rdb, otherRDB *redis.Client, undo *func()) 
 	key := func(*http.Request) (string, error) { return "k", nil }
 	served := httplock.PerKey(l.Guard(core.RejectConflicts), key, httplock.WithIdempotency(store), httplock.WithAnonymous())(
 		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
-	requests, ttl := 0, time.Duration(60)
+	requests, ttl := 0, time.Minute
 	request := func(id func() string) func() {
 		return func() {
 			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("{}"))
@@ -128,7 +128,7 @@ func operations(t *testing.T, admin, rdb, otherRDB *redis.Client, undo *func()) 
 			require.NoError(t, lease.Release(ctx))
 			require.NoError(t, (<-next).Release(ctx))
 		},
-		"a lease made longer": func() { ttl++; require.NoError(t, held.Extend(ctx, ttl*time.Second)) }, // what is long enough costs less
+		"a lease made longer": func() { ttl += time.Second; require.NoError(t, held.Extend(ctx, ttl)) }, // what is long enough costs less
 		"a job stored": func() {
 			_, err := queue.Enqueue(ctx, delayqueue.Job{Name: "n", Payload: []byte("x"), Delay: time.Minute})
 			require.NoError(t, err)
