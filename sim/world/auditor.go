@@ -128,9 +128,10 @@ func (a *auditor) leave(key string, s *stay) {
 	if errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) && s.forced == 0 && !s.ofSet && s.most == 0 && !s.p.ending && a.w.quiet(s.began) {
 		a.w.violation(s.who, "%s: its lease is lost, and nothing failed", key)
 	}
-	if d, once := a.w.away(time.Now().Add(-2 * s.p.ttl)); once && d < s.p.ttl*2/3-time.Second && errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) &&
+	o, once := a.w.away(time.Now().Add(-2 * s.p.ttl)) // what was handed over is to be confirmed first
+	if once && o.from.After(s.began.Add(2*time.Second)) && o.d < s.p.ttl*2/3-time.Second && errors.Is(context.Cause(s.ctx), core.ErrLeaseLost) &&
 		s.forced == 0 && !s.ofSet && s.most == 0 && !s.p.ending && a.w.spared(s.began, "restart", "forget", "deaf") {
-		a.w.violation(s.who, "%s: its lease is lost, and Redis was away for %s, of %s", key, d, s.p.ttl)
+		a.w.violation(s.who, "%s: its lease is lost, and Redis was away for %s, of %s", key, o.d, s.p.ttl)
 	}
 	if held := time.Since(s.began); s.most > 0 && held > s.most+10*time.Millisecond && s.alive() {
 		a.w.violation(s.who, "%s: it still has its lease after %s, of at most %s", key, held, s.most)
@@ -153,12 +154,13 @@ func (a *auditor) waits(ctx context.Context, key, who string) func() {
 	}
 }
 
-// near reports whether somebody is inside, or was of late.
+// near reports whether somebody may have the key: it is inside, or what ends that is under way.
 func (s *stay) near() bool {
 	if s.p.dead && !s.left {
 		return false
 	}
-	return !s.left || time.Since(s.ended) < idle
+	const way = 300 * time.Millisecond
+	return !s.left || time.Since(s.ended) < way || time.Since(s.began) < s.least+way
 }
 
 // leftover is for how long a process that ended may have keys: its first lease of ten seconds, or its TTL.

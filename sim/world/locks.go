@@ -18,6 +18,9 @@ import (
 func (w *world) locks() {
 	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}, every: pick(newChance(w.config.Seed, 7), 4*time.Second, 12*time.Second)}
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
+	if l.tries = l.r.one(8); l.tries {
+		l.calls = []string{"try"}
+	}
 	go l.auditor.watch(l.keys)
 	w.startAll(l.work, l.stop)
 	l.settle()
@@ -34,6 +37,7 @@ type locksWorkload struct {
 	period  *stay             // the last run that Redis knows to have succeeded
 	waiting map[string]int    // calls under way, by process
 	every   time.Duration     // is the period of Once
+	tries   bool              // nobody waits, and the first key is counted
 }
 
 var lockKeys = []string{"k0", "k1", "k2"}
@@ -101,7 +105,7 @@ func (l *locksWorkload) once(p *process, who string) {
 
 // owes begins a run's period, too, if Redis could be told for long enough before its lease ended.
 func (l *locksWorkload) owes(run *stay, left time.Duration) {
-	const step, enough = 20 * time.Millisecond, 3 * time.Second
+	const step, enough = 20 * time.Millisecond, 2 * time.Second
 	now := time.Now()
 	end, well := now.Add(left-100*time.Millisecond), now // since when
 	for ; now.Before(end); now = time.Now() {
@@ -221,10 +225,10 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	switch kind {
 	case "try":
 		acquire = p.locker.TryAcquire
-		switch l.r.IntN(4) {
-		case 0:
+		switch mode := l.r.IntN(4); {
+		case mode == 0 && (!l.tries || key != lockKeys[0]):
 			s.mode, opts = core.ModeShared, append(opts, core.Shared())
-		case 1:
+		case mode == 1 || l.tries && key == lockKeys[0]:
 			s.mode, s.limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
 		}
 	case "shared":

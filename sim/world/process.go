@@ -58,7 +58,7 @@ func (t *told) OnReleased(_ context.Context, e core.Released) {
 // start starts a process, and has it do its work.
 func (w *world) start(name string) {
 	w.groups++
-	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, pick(w.r, 1500*time.Millisecond, 3500*time.Millisecond, 8*time.Second))}
+	p := &process{w: w, name: name, group: serverGroup + w.groups, ttl: w.r.between(time.Second, pick(w.r, 1500*time.Millisecond, 3500*time.Millisecond, 8*time.Second, 12*time.Second))}
 	w.processes = append(w.processes, p)
 	retries := pick(w.r, -1, 1, 3)
 	started := make(chan struct{})

@@ -141,15 +141,15 @@ type outage struct {
 	d    time.Duration
 }
 
-// away returns for how long Redis was away of late, if that was once.
-func (w *world) away(since time.Time) (d time.Duration, once bool) {
+// away returns when Redis was away, if it was once since then.
+func (w *world) away(since time.Time) (last outage, once bool) {
 	n := 0
 	for _, o := range w.outages {
 		if o.from.Add(o.d).After(since) {
-			n, d = n+1, o.d
+			n, last = n+1, o
 		}
 	}
-	return d, n == 1
+	return last, n == 1
 }
 
 // disturb records that something happens, or lasts for d, after which the queue need not keep a key for parked work for a while: what was
