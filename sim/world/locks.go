@@ -18,8 +18,9 @@ import (
 func (w *world) locks() {
 	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}, every: pick(newChance(w.config.Seed, 7), 4*time.Second, 12*time.Second)}
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
-	if l.tries = l.r.one(8); l.tries {
+	if l.tries = l.r.one(8); l.tries { // and what dead processes leave is seen
 		l.calls = []string{"try"}
+		w.faults = slices.DeleteFunc([]string{"die", "deploy"}, func(kind string) bool { return slices.Contains(w.config.Without, kind) })
 	}
 	go l.auditor.watch(l.keys)
 	w.startAll(l.work, l.stop)
