@@ -163,7 +163,7 @@ func (l *locksWorkload) lead(p *process) {
 			lease, _ := core.LeaseFrom(ctx)
 			s := under(p, who, lease)
 			l.auditor.enter(leadKey, s)
-			l.stayFor(ctx, 4*time.Second)
+			l.stayFor(ctx, pick(l.r, 4*time.Second, 30*time.Second))
 			l.auditor.leave(leadKey, s)
 			return nil
 		})
