@@ -62,6 +62,7 @@ type auditor struct {
 
 // waiter is a call that waits for a key for as long as its ctx lives.
 type waiter struct {
+	p    *process
 	who  string
 	ctx  context.Context
 	from time.Time
@@ -145,8 +146,8 @@ func (a *auditor) leave(key string, s *stay) {
 const ahead = 70 * time.Millisecond
 
 // waits records a call that waits, and returns what ends that.
-func (a *auditor) waits(ctx context.Context, key, who string) func() {
-	this := &waiter{who, ctx, time.Now()}
+func (a *auditor) waits(ctx context.Context, p *process, key, who string) func() {
+	this := &waiter{p, who, ctx, time.Now()}
 	a.line[key] = append(a.line[key], this)
 	return func() {
 		a.line[key] = slices.DeleteFunc(a.line[key], func(o *waiter) bool { return o == this })
@@ -198,7 +199,7 @@ func (a *auditor) watch(keys []string) {
 			}
 			for _, o := range slices.Clone(a.line[key]) {
 				since := later(o.from, busy[key])
-				if now.Sub(since) > idle && o.ctx.Err() == nil && a.w.quiet(since) {
+				if now.Sub(since) > idle && !o.p.dead && o.ctx.Err() == nil && a.w.quiet(since) {
 					a.w.violation(o.who, "%s: it waits, and the key is free for %s", key, now.Sub(busy[key]))
 					busy[key] = now
 				}

@@ -246,7 +246,7 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	p.told.calling()
 	served := func() {}
 	if kind != "try" {
-		served = l.auditor.waits(ctx, key, who)
+		served = l.auditor.waits(ctx, p, key, who)
 	}
 	lease, err := acquire(ctx, key, opts...)
 	served()
@@ -375,7 +375,7 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 
 func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key string) error {
 	p.told.calling()
-	served := l.auditor.waits(ctx, key, who)
+	served := l.auditor.waits(ctx, p, key, who)
 	defer served()
 	return p.locker.Do(ctx, key, func(ctx context.Context) error {
 		served()
