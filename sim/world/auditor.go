@@ -22,6 +22,7 @@ type stay struct {
 	since  int64 // when it was granted, by Redis's clock: a fence may be ahead of that
 	began  time.Time
 	left   bool
+	until  time.Time     // when its lease ends, if nothing lengthens it any more
 	over   bool          // it has left, or its lease has ended
 	ended  time.Time     // when it left
 	again  bool          // others of its process worked under the same lease before
