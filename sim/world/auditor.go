@@ -55,7 +55,7 @@ type auditor struct {
 	grants map[grant]*stay  // who was given each
 	last   map[string]*stay // who came in last
 	line   map[string][]*waiter
-	left   map[string][]*stay   // those that are not inside any more, for a while
+	left   map[string][]*stay   // who came in, for as long as they may have the key
 	lined  map[string]time.Time // when somebody last waited
 	kept   map[string]time.Time // until when somebody may have a key who is not inside
 	some   map[string]int       // calls that want several keys, and may have this one already
