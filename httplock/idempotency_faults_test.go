@@ -73,6 +73,28 @@ func TestIdempotency_ALostLeaseKeepsNothing(t *testing.T) {
 	}
 }
 
+// A lease that ends while its holder is told that nobody has run is not worked under: somebody else may have since.
+func TestIdempotency_ALeaseLostBeforeTheHandlerRunsNothing(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
+	lose := &losesOnBegin{lose: func() { b.LoseLeases(t) }}
+	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix), idempotency.WithObserver(lose))
+	require.NoError(t, err)
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithIdempotency(store))
+	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+}
+
+type losesOnBegin struct {
+	idempotency.NopObserver
+	lose func()
+}
+
+func (o *losesOnBegin) OnEvent(ctx context.Context, e idempotency.Event) {
+	if e.Kind == idempotency.EventBegun {
+		o.lose()
+		<-ctx.Done()
+	}
+}
+
 func TestIdempotency_RedisDownMeansNotStartedOrNotStored(t *testing.T) {
 	b, server := testbed.NewFragile(t)
 	log := &testbed.Log{}

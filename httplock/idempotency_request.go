@@ -165,8 +165,8 @@ func (o *idempotentRequest) begin(ctx context.Context) error {
 	switch {
 	case o.asBefore(err):
 		return o.begin(ctx)
-	case err != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost):
-		return fmt.Errorf("httplock: %w: %w: %w", core.ErrUnavailable, core.ErrLeaseLost, err)
+	case outcome == nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost): // this process may have stood still
+		return fmt.Errorf("httplock: %w: %w", core.ErrUnavailable, core.ErrLeaseLost)
 	case err != nil:
 		return err
 	case outcome != nil:

@@ -103,14 +103,14 @@ func run() error {
 // binary is the path of a built world.
 type binary string
 
-// build builds the world, with further files in place of others.
+// build builds the world, with further files in place of others. It is the same wherever it is built.
 func build(ctx context.Context, dir string, replaced map[string]string) (binary, error) {
 	path, err := overlay.Write(ctx, dir, replaced)
 	if err != nil {
 		return "", err
 	}
 	built := filepath.Join(dir, "world")
-	cmd := exec.CommandContext(ctx, "go", "build", "-tags=faketime", "-ldflags=-checklinkname=0", "-overlay="+path, "-o", built, "github.com/perkey-go/perkey/sim/world")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags=faketime", "-ldflags=-checklinkname=0", "-overlay="+path, "-o", built, "github.com/perkey-go/perkey/sim/world")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
 	return binary(built), cmd.Run()
@@ -138,6 +138,7 @@ func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error
 	}
 	// An argument of another length, or another variable, would be another world.
 	cmd := exec.CommandContext(ctx, "sh", "-c", limits+` && exec "$0" "$@"`, string(b), fmt.Sprintf("%-1000s", argument), fmt.Sprintf("%-200s", c.Mutant)) //nolint:gosec // it was built just now
+	cmd.Dir = "/" // a shell tells what it starts where it is
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1,gcstoptheworld=2", "GOGC=off"}
 	in, out, err := os.Pipe()
 	if err != nil {

@@ -15,6 +15,13 @@ func TestWorlds_FollowFromTheirSeed(t *testing.T) {
 	t.Parallel()
 	b, err := build(t.Context(), t.TempDir(), nil)
 	require.NoError(t, err)
+	built, err := os.ReadFile(string(b))
+	require.NoError(t, err)
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	require.NotContains(t, string(built), filepath.Dir(here), "it would be another world elsewhere")
+	elsewhere := binary(filepath.Join(t.TempDir(), "a longer name of the world"))
+	require.NoError(t, os.Link(string(b), string(elsewhere)))
 	orders := map[string]bool{}
 	for seed := range uint64(6) {
 		c := plan.Config{Seed: seed, Seconds: 60}
@@ -22,7 +29,7 @@ func TestWorlds_FollowFromTheirSeed(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, once.Violations)
 		c.Trace = true
-		again, _, err := b.play(c)
+		again, _, err := elsewhere.play(c)
 		require.NoError(t, err)
 		require.Equal(t, once.Digest, again.Digest, seed)
 		require.NotContains(t, orders, once.Order)
