@@ -136,9 +136,9 @@ func (b binary) play(c plan.Config) (r plan.Report, cpu time.Duration, err error
 	if err != nil {
 		return r, 0, err
 	}
-	// An argument of another length, or another variable, would be another world.
+	// An argument of another length, or another variable, would be another world; and a shell tells what it starts where it is.
 	cmd := exec.CommandContext(ctx, "sh", "-c", limits+` && exec "$0" "$@"`, string(b), fmt.Sprintf("%-1000s", argument), fmt.Sprintf("%-200s", c.Mutant)) //nolint:gosec // it was built just now
-	cmd.Dir = "/" // a shell tells what it starts where it is
+	cmd.Dir = "/"
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1,gcstoptheworld=2", "GOGC=off"}
 	in, out, err := os.Pipe()
 	if err != nil {

@@ -58,15 +58,16 @@ type auditor struct {
 	left   map[string][]*stay   // who came in, for as long as they may have the key
 	lined  map[string]time.Time // when somebody last waited
 	kept   map[string]time.Time // until when somebody may have a key who is not inside
+	turn   map[string]*process  // who was served last
 	some   map[string]int       // calls that want several keys, and may have this one already
 }
 
 // waiter is a call that waits for a key for as long as its ctx lives.
 type waiter struct {
-	p    *process
-	who  string
-	ctx  context.Context
-	from time.Time
+	*stay // that is to be
+	ctx   context.Context
+	from  time.Time
+	turns map[*process]int // how often each other process was served meanwhile
 }
 
 // grant is a fence of a key: no other grant has it.
@@ -78,7 +79,7 @@ type grant struct {
 func newAuditor(w *world) *auditor {
 	return &auditor{
 		w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{},
-		left: map[string][]*stay{}, lined: map[string]time.Time{}, line: map[string][]*waiter{}, kept: map[string]time.Time{}, some: map[string]int{},
+		left: map[string][]*stay{}, lined: map[string]time.Time{}, line: map[string][]*waiter{}, kept: map[string]time.Time{}, turn: map[string]*process{}, some: map[string]int{},
 	}
 }
 
@@ -147,14 +148,40 @@ func (a *auditor) leave(key string, s *stay) {
 const ahead = 70 * time.Millisecond
 
 // waits records a call that waits, and returns what ends that.
-func (a *auditor) waits(ctx context.Context, p *process, key, who string) func() {
-	this := &waiter{p, who, ctx, time.Now()}
+func (a *auditor) waits(ctx context.Context, s *stay, key string) func() {
+	this := &waiter{s, ctx, time.Now(), map[*process]int{}}
 	a.line[key] = append(a.line[key], this)
 	return func() {
 		a.line[key] = slices.DeleteFunc(a.line[key], func(o *waiter) bool { return o == this })
 		a.lined[key] = time.Now()
 	}
 }
+
+// served checks that a call that was granted its key has not overtaken another one.
+func (a *auditor) served(key string, s *stay, began time.Time, waited bool) {
+	last := a.turn[key]
+	a.turn[key] = s.p
+	for _, o := range slices.Clone(a.line[key]) {
+		if o.p.dead || o.ctx.Err() != nil || !a.w.quiet(o.from) {
+			continue
+		}
+		first := began.Sub(o.from) > queued
+		if first && !waited {
+			a.w.violation(s.who, "%s: it does not wait, and overtakes %s, which waits for %s", key, o.who, time.Since(o.from))
+		}
+		if first && waited && o.p == s.p && s.mode == core.ModeExclusive && o.mode == s.mode { // readers come in together
+			a.w.violation(s.who, "%s: it overtakes %s of its process, which waits for %s", key, o.who, time.Since(o.from))
+		}
+		if o.p != s.p && s.p != last {
+			if o.turns[s.p]++; o.turns[s.p] > mostTurns {
+				a.w.violation(o.who, "%s: it waits for %s, and %s was served %d times meanwhile", key, time.Since(o.from), s.p.name, o.turns[s.p])
+			}
+		}
+	}
+}
+
+// A call is in the queue soon. While it waits, each other process is served once in each mode, and may be served once more.
+const queued, mostTurns = 200 * time.Millisecond, 6
 
 // near reports whether somebody may have the key: it is inside, or what ends that is under way.
 func (s *stay) near() bool {

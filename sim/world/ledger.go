@@ -28,6 +28,7 @@ type message struct {
 	result        bool // its handler set one
 	asked         bool // somebody asked for it to be cancelled
 	redriven      int
+	leads         bool             // it was redriven, and goes before what it halted
 	news          int              // how many calls said that they stored it
 	seen          delayqueue.State // the final state that it was seen in
 
@@ -188,7 +189,7 @@ func (m *message) replaces(o *message) bool {
 func (l *ledger) replaced(m *message) {
 	for _, o := range l.all {
 		if o.replaces(m) && !m.acked.IsZero() && m.acked.Before(o.called) && !o.acked.IsZero() && time.Since(o.acked) > 2*time.Second &&
-			m.starts == m.conflicts && m.redriven == 0 && l.w.quiet(m.called) {
+			m.starts == m.conflicts && m.redriven == 0 && (l.w.quiet(m.called) || l.patient && l.w.spared(m.called, mild...)) {
 			l.w.violation("-", "%s is started, and %s replaced it %s ago", m.id, o.id, time.Since(o.acked))
 			return
 		}
@@ -245,6 +246,7 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 	began := time.Now()
 	l.replaced(m)
 	m.starts++
+	m.leads = false
 	if m.first == 0 {
 		m.first, m.firstAt = l.w.server.micros(), time.Now()
 	}
@@ -266,6 +268,10 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 		l.w.violation(who, "%s is in attempt %d, after %d that failed and %d losses", m.id, dm.Attempt, m.spent, dm.Losses)
 	case dm.Losses > 0 && m.unsettled == 0 && l.w.quiet(m.called):
 		l.w.violation(who, "%s has %d losses, and nothing failed", m.id, dm.Losses)
+	case !clock && m.key != "" && slices.ContainsFunc(l.all, func(o *message) bool {
+		return o.leads && o.key == m.key && !o.asked && o.acked.Before(m.called) && !l.lost(o)
+	}):
+		l.w.violation(who, "%s is started before what halted its key, and was redriven", m.id)
 	case !clock && l.early(m):
 		l.w.violation(who, "%s is started within its quiet period", m.id)
 	}
@@ -294,7 +300,7 @@ func (l *ledger) start(ctx context.Context, p *process, m *message, dm delayqueu
 			m.doneAt = time.Now()
 		} else {
 			m.failed++
-			if !errors.Is(context.Cause(ctx), delayqueue.ErrStopped) {
+			if errors.Is(err, errPanics) || !errors.Is(context.Cause(ctx), delayqueue.ErrStopped) {
 				m.spent++
 			}
 		}

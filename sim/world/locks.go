@@ -20,6 +20,7 @@ func (w *world) locks() {
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
 	if l.tries = l.r.one(8); l.tries { // and what dead processes leave is seen
 		l.calls = []string{"try"}
+		w.pace = 40 * time.Second // for longer than a dead process may have a key
 		w.faults = slices.DeleteFunc([]string{"die", "deploy"}, func(kind string) bool { return slices.Contains(w.config.Without, kind) })
 	}
 	go l.auditor.watch(l.keys)
@@ -248,10 +249,14 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	p.told.calling()
 	served := func() {}
 	if kind != "try" {
-		served = l.auditor.waits(ctx, p, key, who)
+		served = l.auditor.waits(ctx, s, key)
 	}
+	began := time.Now()
 	lease, err := acquire(ctx, key, opts...)
 	served()
+	if err == nil {
+		l.auditor.served(key, s, began, kind != "try")
+	}
 	if kind == "try" && errors.Is(err, core.ErrConflict) {
 		l.auditor.refused(key, s)
 	}
@@ -377,7 +382,7 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 
 func (l *locksWorkload) reentrant(ctx context.Context, p *process, who, key string) error {
 	p.told.calling()
-	served := l.auditor.waits(ctx, p, key, who)
+	served := l.auditor.waits(ctx, &stay{p: p, who: who, mode: core.ModeExclusive}, key)
 	defer served()
 	return p.locker.Do(ctx, key, func(ctx context.Context) error {
 		served()

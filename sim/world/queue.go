@@ -119,7 +119,7 @@ var (
 	// queueCalls are what a call can be, each as often as it stands here.
 	queueCalls = []string{
 		"enqueue", "enqueue", "enqueue", "keyless", "nameless", "delayed", "young", "coalesce", "debounce", "park", "park", "twice", "hold", "hold", "grab", "grab",
-		"cancel", "status", "wait", "redrive", "pause", "burst", "repair",
+		"cancel", "status", "wait", "redrive", "pause", "burst", "saves", "repair",
 	}
 	// expected are the errors that the queue's calls may return, beside those of core.
 	expected = []error{delayqueue.ErrFull, delayqueue.ErrRunning, delayqueue.ErrEnded, delayqueue.ErrNotDead}
@@ -147,6 +147,10 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 		err = n.queue.Pause(ctx, d)
 	case "burst":
 		q.burst(ctx, n, who)
+	case "saves": // somebody writes, and each word is saved
+		for key := pick(q.r, q.keys...); err == nil && !q.r.one(8); time.Sleep(q.r.between(0, 30*time.Millisecond)) {
+			err = q.enqueue(ctx, n, who, "coalesce", key)
+		}
 	case "repair":
 		err = q.repair(ctx, n, who)
 	case "hold", "grab":
@@ -154,7 +158,7 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 	case "park":
 		err = q.park(ctx, p, n, who)
 	default:
-		err = q.enqueue(ctx, n, who, kind)
+		err = q.enqueue(ctx, n, who, kind, pick(q.r, q.keys...))
 	}
 	if err != nil {
 		q.w.emit(who, "fails", "", err)
@@ -185,7 +189,7 @@ func (q *queueWorkload) burst(ctx context.Context, n *node, who string) {
 	for i := range 2 + q.r.IntN(6) {
 		all.Go(func() {
 			kind := pick(q.r, "enqueue", "keyless", "delayed", "coalesce")
-			if err := q.enqueue(ctx, n, fmt.Sprint(who, ".", i), kind); err != nil && !documented(err, expected...) {
+			if err := q.enqueue(ctx, n, fmt.Sprint(who, ".", i), kind, pick(q.r, q.keys...)); err != nil && !documented(err, expected...) {
 				q.w.violation(who, "%s: %v", kind, err)
 			}
 		})
@@ -194,8 +198,7 @@ func (q *queueWorkload) burst(ctx context.Context, n *node, who string) {
 }
 
 // enqueue stores a job, and tries again for a while if it does not know whether it did.
-func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) error {
-	key := pick(q.r, q.keys...)
+func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind, key string) error {
 	if kind == "keyless" {
 		key = ""
 	}
@@ -210,6 +213,10 @@ func (q *queueWorkload) enqueue(ctx context.Context, n *node, who, kind string) 
 	case "young":
 		m.maxAge = q.r.between(time.Second, 8*time.Second)
 		job.MaxAge = m.maxAge
+		if q.r.one(2) { // it is due when it is almost too old
+			m.delay = m.maxAge - q.r.between(10*time.Millisecond, 400*time.Millisecond)
+			job.Delay = m.delay
+		}
 	case "coalesce":
 		m.principal = pick(q.r, "a", "b")
 		job.Name, job.Principal, job.Coalesce = "latest", m.principal, true
@@ -341,14 +348,23 @@ func (q *queueWorkload) repair(ctx context.Context, n *node, who string) error {
 	dead, _, err := n.queue.List(ctx, delayqueue.StateDead, "", 100)
 	for _, entry := range dead {
 		if m := q.ledger.named(entry.ID); m != nil && err == nil {
-			m.redriven++
-			if err = n.queue.Redrive(ctx, entry.ID, 0); errors.Is(err, delayqueue.ErrNotDead) || errors.Is(err, delayqueue.ErrNotFound) {
-				err = nil // somebody else did
-			}
+			err = q.redrive(ctx, n, m)
 			q.w.emit(who, "redrives", m.key, m.id, " ", err)
 		}
 	}
 	return errors.Join(err, n.queue.Resume(ctx))
+}
+
+// redrive puts a dead letter back, if it still is one.
+func (q *queueWorkload) redrive(ctx context.Context, n *node, m *message) error {
+	m.redriven++ // it may run again, even if the reply is lost
+	starts := m.starts
+	err := n.queue.Redrive(ctx, m.name(), 0)
+	if errors.Is(err, delayqueue.ErrNotDead) || errors.Is(err, delayqueue.ErrNotFound) {
+		return nil // somebody else did
+	}
+	m.leads = err == nil && q.halts && m.starts == starts
+	return err
 }
 
 // ask asks for a message, or does something to it.
@@ -368,8 +384,7 @@ func (q *queueWorkload) ask(ctx context.Context, n *node, who, kind string, m *m
 		if m.seen != delayqueue.StateDead {
 			return nil
 		}
-		m.redriven++ // it may run again, even if the reply is lost
-		err = n.queue.Redrive(ctx, m.name(), 0)
+		err = q.redrive(ctx, n, m)
 	default:
 		get := n.queue.Status
 		if kind == "wait" {
@@ -392,7 +407,7 @@ func (q *queueWorkload) ask(ctx context.Context, n *node, who, kind string, m *m
 	return err
 }
 
-var errPlanned = errors.New("it fails")
+var errPlanned, errPanics = errors.New("it fails"), errors.New("it panics")
 
 // handle runs a message, and ends in one of the ways that a handler can.
 func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Message) (err error) {
@@ -452,8 +467,8 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 	case 6:
 		return fmt.Errorf("%w: of another key", core.ErrConflict)
 	case 7:
-		err = errPlanned
-		panic("planned")
+		err = errPanics
+		panic(err)
 	case 8:
 		q.stayFor(context.Background(), 8*time.Second) // it hears nothing
 	}

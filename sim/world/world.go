@@ -26,8 +26,9 @@ type world struct {
 	groups    int
 	calm      bool // there are no faults any more
 	lostAt    time.Time
-	faults    []string  // the kinds that happen in this world
-	disturbed time.Time // until when something may keep the queue's promises of order from being kept: see overtakes
+	faults    []string      // the kinds that happen in this world
+	pace      time.Duration // between two faults at most
+	disturbed time.Time     // until when something may keep the queue's promises of order from being kept: see overtakes
 	outages   []outage
 	ended     time.Time            // when a process last did
 	idle      time.Duration        // a time in which nothing happened
@@ -43,8 +44,8 @@ type world struct {
 	report        plan.Report
 }
 
-// kinds are the kinds of faults. A world has about half of them, or few, or hardly any: what is promised only while nothing fails is seen
-// there.
+// kinds are the kinds of faults. A world has about half of them, or few, or hardly any, or one alone, or only mild ones: what is promised
+// only while nothing fails, or hardly anything, is seen there.
 var kinds = []string{
 	"lost", "late", "deaf", "cut", "half-open", "stop", "die", "deploy", "restart", "slow", "full", "read-only", "forget", "busy",
 	"clock-back", "clock-forward", "wipe",
@@ -53,10 +54,17 @@ var kinds = []string{
 func newWorld(c plan.Config) *world {
 	w := &world{last: map[string]time.Time{}, config: c, r: newChance(c.Seed, 1), began: time.Now(), digest: sha256.New(), order: sha256.New()}
 	w.report = plan.Report{Calls: map[string]int{}, Faults: map[string]int{}}
-	oneIn := pick(w.r, 2, 2, 8, 50)
+	w.pace = pick(w.r, 5*time.Second, 5*time.Second, 40*time.Second)
+	oneIn, all := pick(w.r, 2, 2, 8, 50), kinds
+	switch w.r.IntN(6) {
+	case 0:
+		all = mild
+	case 1:
+		oneIn, all = 1, []string{pick(w.r, kinds...)}
+	}
 	for _, kind := range kinds {
 		rare := slices.Contains(kinds[len(kinds)-3:], kind)
-		if on := w.r.one(oneIn) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
+		if on := slices.Contains(all, kind) && w.r.one(oneIn) && (!rare || w.r.one(4)); (on || slices.Contains(c.With, kind)) && !slices.Contains(c.Without, kind) {
 			w.faults = append(w.faults, kind)
 		}
 	}
@@ -186,7 +194,7 @@ func (w *world) violation(who, format string, args ...any) {
 func (w *world) trouble() {
 	r := newChance(w.config.Seed, 3)
 	for {
-		time.Sleep(r.between(300*time.Millisecond, 5*time.Second))
+		time.Sleep(r.between(300*time.Millisecond, w.pace))
 		if w.calm {
 			return
 		}
@@ -230,7 +238,7 @@ func (w *world) strike(r chance, kind string) {
 		}
 	case "restart":
 		w.happens(kind, "")
-		d := r.between(0, 3*time.Second)
+		d := r.between(0, pick(r, time.Second, 3*time.Second, 7*time.Second))
 		w.outages = append(w.outages, outage{time.Now(), d})
 		w.server.restart(d, true)
 	case "wipe":
