@@ -7,7 +7,7 @@ LINT := bin/golangci-lint-$(LINT_VERSION)
 MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openapitest lockotel lockprom ops/console/browsertest sim sqlfence/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all test-embedded conformance lint fmt docs api demo bench simulate soak soak-locks soak-queue soak-bodies soak-fleet
+.PHONY: help test test-all test-embedded conformance lint fmt docs api demo bench simulate soak soak-simulate soak-locks soak-queue soak-bodies soak-fleet
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +52,10 @@ simulate: ## play SEEDS worlds (200) with faults, in virtual time, from SEED (1)
 	cd sim && go run . -seed $(or $(SEED),1) -seeds $(or $(SEEDS),200)
 	$(if $(SEEDS)$(SEED),,cd sim && go run . -mutants results/mutants.tsv -check -seeds 2)
 
-soak: soak-locks soak-queue soak-bodies soak-fleet ## all of the next
+soak-simulate: ## play SEEDS worlds (12,000: two hours on two cores) from SEED (1,000,000) on, and add them to sim/results/worlds.jsonl
+	cd sim && for world in locks queue web; do go run . -results results/worlds.jsonl -world $$world -seed $(or $(SEED),1000000) -seeds $$(($(or $(SEEDS),12000) / 3)) || exit; done
+
+soak: soak-locks soak-queue soak-bodies soak-fleet soak-simulate ## all of the next
 
 soak-locks: ## break clients, network and Redis for OPS operations (ten million: a quarter of an hour), and check every history; SEED replays faults
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=6h -v -run=^TestSoak ./core $(if $(OPS),-ops=$(OPS)) $(if $(SEED),-seed=$(SEED))
