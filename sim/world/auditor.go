@@ -31,6 +31,7 @@ type stay struct {
 	least  time.Duration // for how long nobody else has the key, since the lease was granted
 	lost   bool          // its lease had ended when it left
 	ofSet  bool          // its lease may end because that of another key was taken away
+	tried  bool          // its call counts among auditor.some until it is inside
 }
 
 // under is a stay under an exclusive lease.
@@ -59,7 +60,7 @@ type auditor struct {
 	lined  map[string]time.Time // when somebody last waited
 	kept   map[string]time.Time // until when somebody may have a key who is not inside
 	turn   map[string]*process  // who was served last
-	some   map[string]int       // calls that want several keys, and may have this one already
+	some   map[string]int       // calls that are not in line, and may have this key already
 }
 
 // waiter is a call that waits for a key for as long as its ctx lives.
@@ -85,6 +86,9 @@ func newAuditor(w *world) *auditor {
 
 // enter records a holder who begins to work.
 func (a *auditor) enter(key string, s *stay) {
+	if s.tried {
+		defer func() { a.some[key]-- }()
+	}
 	if !s.alive() {
 		return
 	}
@@ -195,7 +199,7 @@ func (s *stay) near() bool {
 // leftover is for how long a process that ended may have keys: its first lease of ten seconds, or its TTL.
 const leftover = 13 * time.Second
 
-// refused checks that a call that does not wait was refused for a reason: while nothing fails, there are others.
+// refused checks that a call that does not wait was refused for a reason: while nothing fails, there are others, or may be.
 func (a *auditor) refused(key string, s *stay) {
 	others, readers := 0, 0
 	for _, o := range a.left[key] {
@@ -206,7 +210,7 @@ func (a *auditor) refused(key string, s *stay) {
 		}
 	}
 	free := others == 0 || others == readers && (s.mode == core.ModeShared || s.mode == core.ModeCounted && others < s.limit)
-	if free && len(a.line[key]) == 0 && time.Since(a.lined[key]) > idle && time.Now().After(a.kept[key]) && a.some[key] == 0 &&
+	if free && len(a.line[key]) == 0 && time.Since(a.lined[key]) > idle && time.Now().After(a.kept[key]) && a.some[key] == 1 &&
 		a.w.spared(time.Now(), "die", "deaf", "forget", "busy", "full") && time.Since(a.w.ended) > leftover {
 		a.w.violation(s.who, "%s: it is refused %s, and there are %d others", key, s.mode, others)
 	}

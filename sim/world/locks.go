@@ -248,19 +248,24 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	}
 	p.told.calling()
 	served := func() {}
-	if kind != "try" {
+	if s.tried = kind == "try"; s.tried {
+		l.auditor.some[key]++
+	} else {
 		served = l.auditor.waits(ctx, s, key)
 	}
 	began := time.Now()
 	lease, err := acquire(ctx, key, opts...)
 	served()
 	if err == nil {
-		l.auditor.served(key, s, began, kind != "try")
+		l.auditor.served(key, s, began, !s.tried)
 	}
-	if kind == "try" && errors.Is(err, core.ErrConflict) {
+	if s.tried && errors.Is(err, core.ErrConflict) {
 		l.auditor.refused(key, s)
 	}
 	if err != nil {
+		if s.tried {
+			l.auditor.some[key]--
+		}
 		return err
 	}
 	s.ctx, s.fence = lease.Context(), lease.Fence()
