@@ -7,6 +7,7 @@ import (
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
 	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/along"
 )
 
 // grant is a key that Redis granted to this process. A lease is one call's use of it: a grant can be
@@ -26,10 +27,11 @@ type grant struct {
 	since     schedule.Instant
 	until     schedule.Instant // not renewed past this; zero: no bound
 	ttl       time.Duration
-	acks      int16      // how many replicas are known to have the grant
-	state     leaseState // guarded by locker.leases.mu
-	waited    bool       // its token was in the key's FIFO; guarded by locker.waiters.mu
-	briefly   bool       // its release is not tried again while Redis is down: a caller waits for it, and the rest is in the background
+	acks      int16       // how many replicas are known to have the grant
+	state     leaseState  // guarded by locker.leases.mu
+	waited    bool        // its token was in the key's FIFO; guarded by locker.waiters.mu
+	along     along.Rider // of the present lease; nil: nobody
+	briefly   bool        // its release is not tried again while Redis is down: a caller waits for it, and the rest is in the background
 	// Redis said that other processes wait.
 	waiting atomic.Bool
 	// Another process may hold the key by the same token, so the grant cannot be handed over.
@@ -70,7 +72,7 @@ func (l *Locker) newGrant(record, token string, limit int, fence int64, asked, n
 func (g *grant) key() string { return store.KeyOf(g.locker.prefix, g.record) }
 
 func (g *grant) releaseRequest() store.ReleaseRequest {
-	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Briefly: g.briefly, Holder: g}
+	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Briefly: g.briefly, Holder: g, Along: g.along}
 }
 
 // extend renews the lease in Redis for a caller that waits for it.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/perkey-go/perkey/internal/along"
 	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
@@ -47,7 +48,11 @@ type Call struct {
 	// BeforeWait is called once, before the call waits for the first time. If it returns an
 	// error, the call fails with that error. It may be nil.
 	BeforeWait func() error
+
+	along along.Rider // nil: nobody
 }
+
+func init() { along.With = func(call any, rider along.Rider) { call.(*Call).along = rider } }
 
 // Guard makes a [Guard] of the Locker and a policy, such as [RejectConflicts]; a nil policy is RejectConflicts. The
 // options apply to each lease of the Guard. They do not apply to a call that its policy defers: that runs later under

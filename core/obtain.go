@@ -293,7 +293,7 @@ func (a *attempt) send(req *waitqueue.Request, mark store.Mark, watch string, st
 	}
 	reply, stopped, err = l.store.Acquire(a.ctx, store.AcquireRequest{
 		Record: a.record, Token: req.Token, Fresh: req.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
-		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: req.Sent, Timeout: req.Timeout,
+		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: req.Sent, Timeout: req.Timeout, Along: a.call.along,
 	}, stop)
 	a.reserved = reply.Reserved
 	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {
@@ -321,6 +321,7 @@ func (a *attempt) take(g *grant, now time.Time) (taken bool, err error) {
 		}
 		now = time.Now()
 	}
+	g.along = a.call.along
 	lease := newLease(a.ctx, a.call, g, &a.opts, now)
 	lease.reserved = a.reserved
 	if !l.leases.adopt(g, lease, now) {

@@ -2,6 +2,7 @@ package httplock_test
 
 import (
 	"net/http"
+	"strconv"
 	"testing"
 
 	"github.com/gin-gonic/gin"
@@ -12,6 +13,7 @@ import (
 	"github.com/perkey-go/perkey/echolock"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
@@ -42,12 +44,15 @@ func (w *discard) Write(p []byte) (int, error) { return len(p), nil }
 func (w *discard) WriteHeader(status int)      { w.status = status }
 
 // request returns a function that sends one request without a body.
-func request(tb testing.TB, h http.Handler) func() {
+func request(tb testing.TB, h http.Handler, prepare ...func(*http.Request)) func() {
 	tb.Helper()
 	r := testbed.Request(tb, http.MethodPost, "/orders/42", "")
 	r.Body = http.NoBody
 	w := &discard{header: http.Header{}}
 	return func() {
+		for _, f := range prepare {
+			f(r)
+		}
 		if h.ServeHTTP(w, r.WithContext(r.Context())); w.status != http.StatusNoContent {
 			tb.Errorf("answered %d", w.status)
 		}
@@ -63,6 +68,19 @@ func TestPerKey_AllocatesLittle(t *testing.T) {
 		send()
 		require.LessOrEqual(t, testing.AllocsPerRun(500, send), most[name], name)
 	}
+}
+
+// The same with a new Idempotency-Key; 80 without the race detector.
+func TestIdempotency_AllocatesLittle(t *testing.T) {
+	rdb, n := redistest.Real(t).Client(t), 0
+	store, err := idempotency.New(rdb)
+	require.NoError(t, err)
+	send := request(t, guarded(testbed.NewLocker(t, rdb).Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
+		n++
+		w.WriteHeader(http.StatusNoContent)
+	}, remembering(store)), func(r *http.Request) { r.Header["Idempotency-Key"] = []string{strconv.Quote(strconv.Itoa(n))} })
+	send()
+	require.LessOrEqual(t, testing.AllocsPerRun(500, send), 100.0)
 }
 
 // BenchmarkPerKey is one guarded request whose key is free, without the network that it came by.

@@ -91,19 +91,6 @@ func TestCapture_DecompressedBodiesHaveNoCoding(t *testing.T) {
 	}
 }
 
-// A worker of an earlier release would take it for another request than the one that its Idempotency-Key stands for.
-func TestCapture_FormsUnderAnIdempotencyKeyHaveANewerForm(t *testing.T) {
-	for body, version := range map[string]string{"b=2&a=1": `{"v":2,`, "a=1&b=2": `{"v":1,`} {
-		b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}
-		b.Hold(t)
-		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, body)
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		r.Header.Set("Idempotency-Key", "k")
-		require.Equal(t, http.StatusAccepted, testbed.Do(idempotent(t, b, p, mustNotRun(t)), r).Status)
-		require.True(t, strings.HasPrefix(string(p.Parked()[0]), version), string(p.Parked()[0]))
-	}
-}
-
 // ParseForm reads a form whose Content-Type has parameters that are none.
 func TestCapture_FormsMayHaveBadParameters(t *testing.T) {
 	b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}

@@ -208,13 +208,16 @@ var magic = map[string]string{"gzip": "\x1f\x8b", "x-gzip": "\x1f\x8b", "zstd": 
 // the header: then it is empty too. Not known: the body may have it or not.
 func (b *body) coding() (coding string, known bool) {
 	coding = strings.ToLower(strings.Join(b.request.Header["Content-Encoding"], ", "))
+	if coding == "" {
+		return "", true
+	}
 	begins, has := magic[coding]
 	reader, server := behind(b.source)
 	for reader != nil {
 		reader, server = behind(reader.source)
 	}
 	switch {
-	case coding == "" || server.IsValid():
+	case server.IsValid():
 		return coding, true
 	case has && !bytes.HasPrefix(b.head, []byte(begins)):
 		return "", true

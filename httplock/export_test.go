@@ -48,7 +48,7 @@ func Encode(r *http.Request, maxBody int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return encode(r, content, storedHeaders(r, defaultHeaders), "", 1)
+	return encode(r, content, storedHeaders(r, defaultHeaders), "")
 }
 
 // Decode makes a request of its stored form, and returns the body too.

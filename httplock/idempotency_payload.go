@@ -34,46 +34,39 @@ func IdempotencyPayload(f func(r *http.Request, body []byte) ([]byte, error)) Id
 	}
 }
 
-// compared is what of a request's body, and of what describes it, is compared. Before is what earlier releases compare, if that
-// is something else.
-func (o *idempotentRequest) compared(b *body) (now, before []byte, err error) {
+// compared is what of a request's body, and of what describes it, is compared.
+func (o *idempotentRequest) compared(b *body) (is []byte, err error) {
 	r, most := o.x.Request, o.m.body.max
 	content, err := b.all(most)
 	if f := o.m.idempotency.payload; f != nil {
 		if err == nil {
 			seen := *r
 			seen.Body = io.NopCloser(bytes.NewReader(content))
-			if now, err = f(&seen, content); err != nil {
+			if is, err = f(&seen, content); err != nil {
 				err = fmt.Errorf("httplock: the function of IdempotencyPayload failed: %w", err)
 			}
 		}
-		return now, nil, err
+		return is, err
 	}
 	h := storedHeaders(r, described) // as a replay has them
-	contentType, said := h.Get("Content-Type"), h.Get("Content-Encoding")
+	contentType := h.Get("Content-Type")
 	kind, boundary := formKind(r)
 	switch {
 	case errors.Is(err, errBodyGone) && kind != "":
 		canonical, err := parsedForm(r, kind, most)
-		return hashOfForm(contentType, kind, canonical), nil, err
+		return hashOfForm(contentType, kind, canonical), err
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	}
 	coding, _ := b.coding()
 	// A urlForm is another one in other words only if both are as long. Else it may be none: clients send JSON as one, whose + is
 	// none of a space's. So a form whose client escapes other characters than net/url is not the same if it was read in front.
 	if kind != "" && coding == "" {
 		if canonical, err := canonicalForm(kind, content, boundary); err == nil && (kind != urlForm || len(canonical) == len(content)) {
-			if now = hashOfForm(contentType, kind, canonical); said != "" || !bytes.Equal(canonical, content) {
-				before = hashOfBody(contentType, said, content)
-			}
-			return now, before, nil
+			return hashOfForm(contentType, kind, canonical), nil
 		}
 	}
-	if now = hashOfBody(contentType, coding, content); coding != said {
-		before = hashOfBody(contentType, said, content)
-	}
-	return now, before, nil
+	return hashOfBody(contentType, coding, content), nil
 }
 
 // hashOfBody is a hash of a body, and of what describes it.

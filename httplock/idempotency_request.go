@@ -10,6 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/along"
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
@@ -20,9 +21,7 @@ type idempotentRequest struct {
 	x    Exchange
 	key  string // as the client sent it
 	work idempotency.Work
-	// before is the fingerprint that earlier releases give the request, if it is another one: requests that were made, or
-	// parked, under them are known by it.
-	before string
+	ride along.Work // the work, which goes along with its lock
 	lease  *core.Lease // under which it runs
 	tee    *tee        // what its handler answers
 
@@ -110,24 +109,10 @@ func (o *idempotentRequest) identify(key string, body *body) error {
 	if !ok {
 		at = o.x.Request.RequestURI
 	}
-	fingerprint := func(compared []byte) string {
-		return ident.Hash([]byte(o.x.Request.Method), []byte(at), []byte(key), compared)
-	}
-	now, before, err := o.compared(body)
-	o.work.Fingerprint = fingerprint(now)
-	if before != nil {
-		o.before = fingerprint(before)
-	}
+	compared, err := o.compared(body)
+	o.work.Fingerprint = ident.Hash([]byte(o.x.Request.Method), []byte(at), []byte(key), compared)
+	o.ride = along.Of(o.m.idempotency.store, o.work.Name, o.work.Fingerprint)
 	return err
-}
-
-// asBefore reports whether another fingerprint is to be tried after err.
-func (o *idempotentRequest) asBefore(err error) bool {
-	if o.before == "" || !errors.Is(err, idempotency.ErrMismatch) {
-		return false
-	}
-	o.work.Fingerprint, o.before = o.before, ""
-	return true
 }
 
 // lookup is called while another request holds the key. It returns errAnswered if the answer is
@@ -138,8 +123,6 @@ func (o *idempotentRequest) lookup(ctx context.Context) error {
 	}
 	record, err := o.m.idempotency.store.Lookup(ctx, o.work)
 	switch {
-	case o.asBefore(err):
-		return o.lookup(ctx)
 	case errors.Is(err, idempotency.ErrMismatch), errors.Is(err, idempotency.ErrSealed):
 		return err
 	case record.Outcome != nil:
@@ -161,10 +144,8 @@ func (o *idempotentRequest) begin(ctx context.Context) error {
 		return errors.New("httplock: there is no lease in the ctx of a call")
 	}
 	o.lease = lease
-	outcome, err := o.m.idempotency.store.Begin(ctx, o.work, lease.Fence())
+	outcome, err := o.ride.Begin(ctx, lease.Fence())
 	switch {
-	case o.asBefore(err):
-		return o.begin(ctx)
 	case outcome == nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost): // this process may have stood still
 		return fmt.Errorf("httplock: %w: %w", core.ErrUnavailable, core.ErrLeaseLost)
 	case err != nil:
@@ -195,17 +176,28 @@ func (o *idempotentRequest) finish(ctx context.Context) {
 	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tee.final(ended) {
 		return
 	}
-	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
-	defer cancel()
 	if ended { // so its cause may not say that the lease was lost since
+		keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
+		defer cancel()
 		if err := o.lease.Extend(keep, core.MinTTL); errors.Is(err, core.ErrLeaseLost) {
 			return
 		}
 	}
 	outcome, err := o.tee.result(o.m.idempotency.kept).encode()
 	if err == nil {
-		err = o.m.idempotency.store.Finish(keep, o.work, o.lease.Fence(), outcome)
+		err = o.ride.Finish(ctx, o.lease.Fence(), outcome)
 	}
+	o.notKept(ctx, err)
+}
+
+// finished is called when the key was released, after finish.
+func (o *idempotentRequest) finished(ctx context.Context) {
+	if o != nil {
+		o.notKept(ctx, o.ride.Finished(ctx))
+	}
+}
+
+func (o *idempotentRequest) notKept(ctx context.Context, err error) {
 	if err != nil {
 		o.m.logger().WarnContext(ctx, "httplock: a response was not kept: if the client sends the request again, it will run again",
 			"name", o.x.Name, "error", err)

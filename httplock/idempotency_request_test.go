@@ -21,7 +21,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
@@ -372,7 +372,7 @@ func TestIdempotency_AdapterWithoutTeeRunsNothing(t *testing.T) {
 	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
-// Requests with one Idempotency-Key that are parked at the same time are one message. Those of an earlier release may be several: they run once.
+// Requests with one Idempotency-Key that are parked at the same time are one message. If they were several, they would run once.
 func TestIdempotency_RequestsParkedAtOnceAreOneMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d, replica := openParking(t, env), openParking(t, env)
@@ -444,37 +444,6 @@ func TestIdempotency_HeadersOfTheConnectionAreParked(t *testing.T) {
 	require.EqualValues(t, 1, runs.Load())
 }
 
-// A request that was made, or parked, under the fingerprint of an earlier release is known, while its key is free and while it is held.
-func TestIdempotency_KnowsRequestsOfEarlierReleases(t *testing.T) {
-	for name, test := range map[string]struct{ contentType, coding, body string }{
-		"a form in other words": {"application/x-www-form-urlencoded", "", "note=1&amount=5"},
-		"decompressed in front": {"application/json", "gzip", "{}"},
-		"in upper case":         {"application/json", "GZIP", "\x1f\x8b..."},
-	} {
-		b := testbed.New(t, redistest.Embedded(t))
-		var runs atomic.Int64
-		h := idempotent(t, b, nil, count(&runs, http.StatusOK))
-		send := func(body string) testbed.Answer {
-			r := described(t, "k", test.contentType, body)
-			r.Header.Set("Content-Encoding", test.coding)
-			return testbed.Do(h, r)
-		}
-		first := send(test.body)
-		payload := ident.Hash([]byte("body"), []byte(test.contentType), []byte(test.coding), []byte(test.body))
-		earlier := ident.Hash([]byte(http.MethodPost), []byte(testbed.OrderPath), []byte(testbed.OrderKey), []byte(payload))
-		record := redistest.Keys(t, b.Redis, b.Prefix+":idem{}:")[0]
-		require.NoError(t, b.Redis.HSet(t.Context(), record, "fingerprint", earlier).Err())
-		for _, held := range []bool{false, true} {
-			if held {
-				b.Hold(t)
-			}
-			requireReplayed(t, first, send(test.body))
-			require.Equal(t, http.StatusUnprocessableEntity, send(test.body+"&amount=7").Status, name)
-		}
-		require.EqualValues(t, 1, runs.Load(), name)
-	}
-}
-
 func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
 	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Fixture)))
@@ -485,26 +454,90 @@ func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {
 	}, "it is parked anew")
 }
 
-func TestIdempotency_CostsOneScriptBeforeAndOneAfter(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	h := idempotent(t, b, nil, ok)
-	for range 2 { // the scripts are loaded
-		testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
-	}
-	var trips atomic.Int64
-	b.Redis.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-		if cmd.Name() == "evalsha" || cmd.Name() == "hmget" { // not what connections say, and the subscription's check
-			trips.Add(1)
+// roundTrips counts those in which there are scripts: not what connections say, and the subscription's check.
+type roundTrips struct {
+	atomic.Int64
+	after func() // each pipeline; may be nil
+}
+
+func (n *roundTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			n.Add(1)
 		}
-	}))
-	cost := func(r *http.Request) int64 {
-		trips.Store(0)
-		require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
-		return trips.Load()
+		return next(ctx, cmd)
 	}
-	plain := cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}"))
-	require.Equal(t, plain+2, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the first time")
-	require.Equal(t, plain+1, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the second time")
+}
+
+func (n *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		n.Add(1)
+		err := next(ctx, cmds)
+		if n.after != nil {
+			n.after()
+		}
+		return err
+	}
+}
+
+// What is recorded of a request goes to Redis along with its lock's commands, if both are on one server.
+func TestIdempotency_CostsNoRoundTrip(t *testing.T) {
+	for name, own := range map[string]bool{"along": false, "by itself": true} {
+		t.Run(name, func(t *testing.T) {
+			env := redistest.Embedded(t)
+			b, more := testbed.New(t, env), 0
+			var trips roundTrips
+			b.Redis.AddHook(&trips)
+			store := newIdempotency(t, b)
+			if own {
+				more = 1
+				client := env.Client(t)
+				client.AddHook(&trips)
+				var err error
+				store, err = idempotency.New(client, idempotency.WithPrefix(b.Prefix))
+				require.NoError(t, err)
+			}
+			h := guarded(b.Locker.Guard(core.RejectConflicts), ok, remembering(store))
+			for range 2 { // the scripts are loaded
+				testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
+			}
+			cost := func(r *http.Request) int {
+				trips.Store(0)
+				require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
+				return int(trips.Load())
+			}
+			require.Equal(t, 2, cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")))
+			require.Equal(t, 2+2*more, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the first time")
+			require.Equal(t, 2+more, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the second time")
+		})
+	}
+}
+
+// A Redis that has forgotten its scripts stores the outcome before it frees the key: nobody runs the request again in between.
+func TestIdempotency_TheOutcomeIsStoredBeforeTheKeyIsFree(t *testing.T) {
+	env := redistest.Embedded(t)
+	b, other, runs, looks := testbed.New(t, env), env.Client(t), 0, 0
+	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+		ok(w, r)
+		if runs++; runs == 1 {
+			return // the scripts are loaded
+		}
+		assert.NoError(t, other.ScriptFlush(r.Context()).Err())
+		b.Redis.AddHook(&roundTrips{after: func() {
+			looks++
+			outcomes := 0
+			for _, record := range redistest.Keys(t, other, b.Prefix+":idem") {
+				outcomes += int(other.HLen(t.Context(), record).Val()) / 3
+			}
+			assert.True(t, outcomes == runs || len(redistest.Keys(t, other, b.Prefix+":lock")) > 0)
+		}})
+	})
+	for _, key := range []string{"warm", "k"} {
+		require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}")).Status)
+	}
+	require.Equal(t, 2, looks, "the release was sent again")
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.

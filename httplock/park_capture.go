@@ -8,9 +8,8 @@ import (
 )
 
 // captureVersion is the version of the stored form. A change that an older
-// process would misread needs the next one: such a process hands the request back. Version 2 is that of a request whose
-// Idempotency-Key has a fingerprint that version 1 does not know.
-const captureVersion = 2
+// process would misread needs the next one: such a process hands the request back.
+const captureVersion = 1
 
 // capture is a request in the form that a queue stores: a line of JSON, and the
 // body as it is.
@@ -63,13 +62,13 @@ func target(r *http.Request) (string, bool) {
 }
 
 // encode returns a request in its stored form.
-func encode(r *http.Request, content []byte, header http.Header, host string, version int) ([]byte, error) {
+func encode(r *http.Request, content []byte, header http.Header, host string) ([]byte, error) {
 	if len(r.Trailer) > 0 { // undeclared ones are known only now
 		return nil, fmt.Errorf("%w: it has trailers", errNotReplayable)
 	}
 	at, _ := target(r)
 	return envelope(capture{
-		Version: version, Method: r.Method, Target: escapeLatin1(at), Host: host, Header: escapeAll(header),
+		Version: captureVersion, Method: r.Method, Target: escapeLatin1(at), Host: host, Header: escapeAll(header),
 	}, content)
 }
 
@@ -83,8 +82,8 @@ func decode(payload []byte) (*capture, error) {
 	if c.body, err = openEnvelope(payload, c, captureVersion); err != nil {
 		return fail("%w", err)
 	}
-	if c.Version < 1 {
-		return fail("version %d, want 1 to %d", c.Version, captureVersion)
+	if c.Version < captureVersion {
+		return fail("version %d, want %d", c.Version, captureVersion)
 	}
 	if c.Target, err = unescapeLatin1(c.Target); err != nil {
 		return fail("target: %w", err)

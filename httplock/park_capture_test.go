@@ -111,7 +111,7 @@ func TestDecode_RefusesWhatMakesNoRequest(t *testing.T) {
 		"not JSON":        "hello\n",
 		"array":           "[]\n",
 		"no version":      `{"method":"POST","target":"/"}` + "\n",
-		"later version":   `{"v":3,"method":"POST","target":"/"}` + "\n",
+		"later version":   `{"v":2,"method":"POST","target":"/"}` + "\n",
 		"unknown field":   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
 		"two values":      `{"v":1,"method":"POST","target":"/"}{}` + "\n",
 		"no method":       `{"v":1,"target":"/"}` + "\n",

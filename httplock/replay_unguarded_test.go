@@ -231,8 +231,8 @@ func TestReplay_FindsTheRouteThatARouterWould(t *testing.T) {
 func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
 	for name, payload := range map[string]string{
 		"field":                   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
-		"version":                 `{"v":3,"method":"POST","target":"/"}` + "\n",
-		"version and other types": `{"v":3,"method":7,"target":["/"]}` + "\n",
+		"version":                 `{"v":2,"method":"POST","target":"/"}` + "\n",
+		"version and other types": `{"v":2,"method":7,"target":["/"]}` + "\n",
 	} {
 		err := httplock.Replay(mustNotRun(t))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)})
 		require.ErrorContains(t, err, "a form that this release does not know", name)

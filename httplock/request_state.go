@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/along"
 )
 
 // requestState is a request on its way through its guard. It belongs to the request's
@@ -222,6 +223,7 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 	if errors.Is(err, errBodyTooLarge) {
 		return errors.Join(errTooLargeToCompare, err)
 	}
+	along.With(&p.call, p.idempotent.ride)
 	return err
 }
 
@@ -234,6 +236,7 @@ func (p *requestState) run() {
 	defer func() { p.tail.released(panicked) }()
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	panicked = false
+	p.idempotent.finished(ctx)
 	switch {
 	case err == nil:
 		p.x.ends(OutcomeRan, 0)
@@ -318,11 +321,7 @@ func (p *requestState) encode() (payload []byte, err error) {
 	if coding, _ := p.body.coding(); coding == "" {
 		delete(header, "Content-Encoding")
 	}
-	version := 1
-	if p.idempotent != nil && p.idempotent.before != "" { // an earlier release would take it for another request
-		version = captureVersion
-	}
-	payload, err = encode(p.x.Request, content, header, cmp.Or(p.m.replayHost, p.x.host), version)
+	payload, err = encode(p.x.Request, content, header, cmp.Or(p.m.replayHost, p.x.host))
 	p.encoded = err == nil
 	return payload, err
 }

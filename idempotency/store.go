@@ -139,11 +139,15 @@ type Record struct {
 // outcome with a nil error: the caller is to run the work, and keeps the lease until after Finish. Begin may be
 // called again under the same fence. It blocks for one round trip.
 func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte, err error) {
+	reply, err := s.run(ctx, "begin", beginScript, w, fence, s.ttl.Milliseconds())
+	return s.began(ctx, w, reply, err)
+}
+
+func (s *Store) began(ctx context.Context, w Work, reply []string, failed error) (outcome []byte, err error) {
 	done := EventBegun
 	defer func() { s.observe(ctx, w.Name, done, err) }()
-	reply, err := s.run(ctx, "begin", beginScript, w, fence, s.ttl.Milliseconds())
-	if err != nil || len(reply) < 2 {
-		return nil, err
+	if failed != nil || len(reply) < 2 || reply[1] == "" {
+		return nil, failed
 	}
 	done = EventReplayed
 	if outcome, err = s.open(w, reply[1]); err != nil {
@@ -240,7 +244,11 @@ func (s *Store) forget(ctx context.Context, name string, remove func(context.Con
 func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w Work, args ...any) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	reply, err := script.Run(ctx, s.rdb, []string{s.name(w.Name)}, append([]any{w.Fingerprint}, args...)...).StringSlice()
+	return s.said(ctx, op, script.Run(ctx, s.rdb, []string{s.name(w.Name)}, append([]any{w.Fingerprint}, args...)...))
+}
+
+func (s *Store) said(ctx context.Context, op string, cmd *redis.Cmd) ([]string, error) {
+	reply, err := cmd.StringSlice()
 	if err != nil {
 		return nil, s.failed(ctx, op, err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/along"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -168,6 +169,45 @@ func (l *laws) ofForgetting() {
 	}
 }
 
+// Work that goes along with its lock's commands begins under the fence of a thin record of its token, and of no other.
+func (l *laws) ofLocks() {
+	if _, cluster := l.rdb.(*redis.ClusterClient); cluster {
+		return // the lock and the record are on two nodes
+	}
+	w, lock := l.fresh(), l.prefix+":lock{}:law"
+	along := func(token string) along.Work {
+		ride := along.Of(l.store, w.Name, w.Fingerprint)
+		begun := ride.Acquire(l.ctx, lock, token)
+		_ = l.rdb.Process(l.ctx, begun)
+		ride.Acquired(begun)
+		return ride
+	}
+	_ = l.store.Parked(l.ctx, l.fresh(), lawTicket)
+	_, _ = l.begin(l.fresh(), lawFence) // Redis knows the script
+	along("1:a")
+	l.must(l.rdb.Set(l.ctx, lock, "pk2 1:a 12 x", time.Minute).Err() == nil, "a lock is held")
+	along("1:b")
+	found, err := l.store.Lookup(l.ctx, w)
+	l.must(err == nil && !found.Found, "work whose lock is not held is not begun")
+	ride := along("1:a")
+	found, _ = l.store.Lookup(l.ctx, w)
+	l.must(found.Begun, "work whose lock is held is")
+	_, err = ride.Begin(l.ctx, 12)
+	l.must(err == nil && ride.Finish(l.ctx, 12, []byte("x")) == nil, "and its holder learns that")
+	finished := ride.Release(l.ctx)
+	l.must(finished != nil, "and finishes it along with the release")
+	_ = l.rdb.Process(l.ctx, finished)
+	ride.Released(finished)
+	l.must(ride.Finished(l.ctx) == nil, "and learns that")
+	outcome, _ := along("1:a").Begin(l.ctx, 13)
+	l.must(outcome != nil, "work that was done is not done again")
+	w = l.fresh()
+	ride = along("1:a")
+	_, err = ride.Begin(l.ctx, 13)
+	l.must(err == nil && ride.Finish(l.ctx, 13, []byte("x")) == nil && ride.Release(l.ctx) == nil, "a holder with another fence does it by itself")
+	l.rdb.Del(l.ctx, lock)
+}
+
 func (l *laws) ofTTLs() {
 	for _, do := range []func(idempotency.Work) error{
 		func(w idempotency.Work) error { _, err := l.store.Begin(l.ctx, w, lawFence); return err },
@@ -208,10 +248,12 @@ func TestStore_LawsCatchBrokenScripts(t *testing.T) { // not parallel: it breaks
 	for _, m := range []struct{ script, old, new string }{
 		{"begin", "was[1] and was[1] ~= ARGV[1]", "false"},
 		{"begin", "if was[3] then", "if false then"},
-		{"begin", "was[2] and tonumber(was[2]) > tonumber(ARGV[2])", "false"},
-		{"begin", "> tonumber(ARGV[2])", ">= tonumber(ARGV[2])"},
+		{"begin", "was[2] and tonumber(was[2]) > tonumber(fence)", "false"},
+		{"begin", "> tonumber(fence)", ">= tonumber(fence)"},
 		{"begin", "'fingerprint', ARGV[1], 'fence'", "'fence'"},
-		{"begin", ", 'fence', ARGV[2])", ")"},
+		{"begin", ", 'fence', fence)", ")"},
+		{"begin", "string.sub(lock, 1, #thin) == thin and ", ""},
+		{"begin", "if not fence then", "if false then"},
 		{"begin", "redis.call('PEXPIRE', KEYS[1], ARGV[3])", ""},
 		{"finish", "was[1] and was[1] ~= ARGV[1]", "false"},
 		{"finish", "was[2] and tonumber(was[2]) > tonumber(ARGV[2])", "false"},

@@ -36,10 +36,11 @@ func Random(n int) string {
 
 // Hash returns a hash of parts in which ("ab", "c") differs from ("a", "bc").
 func Hash(parts ...[]byte) string {
-	h := sha256.New()
+	h, b := sha256.New(), make([]byte, 0, 3*sha256.Size)
 	for _, part := range parts {
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails, by its documentation
+		h.Write(binary.BigEndian.AppendUint64(b, uint64(len(part)))) // never fails, by its documentation
 		h.Write(part)
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	sum := h.Sum(b)
+	return string(hex.AppendEncode(sum, sum)[len(sum):])
 }

@@ -51,6 +51,9 @@ func (s *Script) Hash() string { return s.hash.(string) }
 // empty. The names of the keys, and then the script's own arguments, are to be appended after them.
 func (s *Script) Args(args []any, keys int) []any { return append(args, "evalsha", s.hash, keys) }
 
+// Whole is Args with the source, for a script that is not to be sent again if Redis does not know it.
+func (s *Script) Whole(args []any, keys int) []any { return append(args, "eval", s.source, keys) }
+
 // Call is one call of a script, a [redis.Cmder].
 type Call struct {
 	*redis.Cmd
@@ -101,32 +104,25 @@ func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
 	}
 }
 
-// SendAfter sends another command and then the call, in one pipeline. The call's reply is the
-// command's.
-func (c *Call) SendAfter(ctx context.Context, rdb redis.UniversalClient, other redis.Cmder) {
-	pipe := rdb.Pipeline()
-	_ = pipe.BatchProcess(ctx, other, c.cmder())
-	_, err := pipe.Exec(ctx)
-	refused(err, []*Call{c}, other)
-	if c.missed() {
-		c.reset(true)
-		_ = rdb.Process(ctx, c.cmder())
-	}
+// Pipeline is Between without others before the calls.
+func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, after ...redis.Cmder) error {
+	return Between(ctx, rdb, nil, calls, after)
 }
 
-// Pipeline sends calls, each of which has its own error, and then other commands in one pipeline.
-// If a server did not know scripts, their calls and the others are sent once more. It returns the
-// first error of those that were sent last.
-func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...redis.Cmder) (err error) {
+// Between sends calls, each of which has its own error, in one pipeline between other commands. If a server did not know scripts, their
+// calls and the others are sent once more. It returns the first error of those that were sent last.
+func Between(ctx context.Context, rdb redis.Cmdable, before []redis.Cmder, calls []*Call, after []redis.Cmder) (err error) {
 	for all := false; len(calls) > 0; all = true {
-		cmds := make([]redis.Cmder, len(calls), len(calls)+len(others))
-		for i, c := range calls {
-			cmds[i] = c.cmder()
+		cmds := append(make([]redis.Cmder, 0, len(before)+len(calls)+len(after)), before...)
+		for _, c := range calls {
+			cmds = append(cmds, c.cmder())
 		}
 		pipe := rdb.Pipeline()
-		_ = pipe.BatchProcess(ctx, append(cmds, others...)...)
+		_ = pipe.BatchProcess(ctx, append(cmds, after...)...)
 		_, err = pipe.Exec(ctx)
-		refused(err, calls, others...)
+		if err != nil {
+			refused(err, calls, append(before, after...))
+		}
 		calls = missed(calls, all)
 	}
 	return err
@@ -135,9 +131,9 @@ func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...r
 // refused sets err on the commands of a pipeline that have neither a reply nor an error. go-redis
 // leaves them like that, and only returns the error, if Redis refused the connection, such as for a
 // wrong password.
-func refused(err error, calls []*Call, others ...redis.Cmder) {
+func refused(err error, calls []*Call, others []redis.Cmder) {
 	for _, c := range calls {
-		if err == nil || c.Err() != nil || c.Val() != nil {
+		if c.Err() != nil || c.Val() != nil {
 			continue
 		}
 		c.SetErr(err)

@@ -152,7 +152,7 @@ func TestPipeline_ARefusedConnectionIsAnErrorOfEachCall(t *testing.T) {
 	first, second, after := count.Prepare(t.Context(), []string{"k"}, 1), count.Prepare(t.Context(), []string{"k"}, 1), count.Prepare(t.Context(), []string{"k"}, 1)
 	ping, other := redis.NewStatusCmd(t.Context(), "ping"), redis.NewStatusCmd(t.Context(), "ping")
 	_ = luascript.Pipeline(t.Context(), rdb, []*luascript.Call{&first, &second}, ping)
-	after.SendAfter(t.Context(), rdb, other)
+	_ = luascript.Between(t.Context(), rdb, []redis.Cmder{other}, []*luascript.Call{&after}, nil)
 	for _, cmd := range []redis.Cmder{&first, &second, ping, &after, other} {
 		require.ErrorContains(t, cmd.Err(), "WRONGPASS")
 	}

@@ -18,10 +18,14 @@ import (
 func (w *world) locks() {
 	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}, every: pick(newChance(w.config.Seed, 7), 4*time.Second, 12*time.Second)}
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
-	if l.tries = l.r.one(8); l.tries { // and what dead processes leave is seen
-		l.calls = []string{"try"}
-		w.pace = 40 * time.Second // for longer than a dead process may have a key
-		w.faults = slices.DeleteFunc([]string{"die", "deploy"}, func(kind string) bool { return slices.Contains(w.config.Without, kind) })
+	l.longest = 2500 * time.Millisecond
+	switch l.r.IntN(8) {
+	case 0: // what dead processes leave is seen
+		l.calls, l.tries = []string{"try"}, true
+		w.only(40*time.Second, "die", "deploy") // for longer than a dead process may have a key
+	case 1: // what an outage costs who works for long is seen
+		l.calls, l.longest = []string{"exclusive", "shared", "counted"}, 20*time.Second
+		w.only(15*time.Second, "restart")
 	}
 	go l.auditor.watch(l.keys)
 	w.startAll(l.work, l.stop)
@@ -40,6 +44,7 @@ type locksWorkload struct {
 	waiting map[string]int    // calls under way, by process
 	every   time.Duration     // is the period of Once
 	tries   bool              // nobody waits, and the first key is counted
+	longest time.Duration     // for which somebody works
 }
 
 var lockKeys = []string{"k0", "k1", "k2"}
@@ -281,7 +286,7 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 	if l.r.one(12) {
 		work = context.Background() // it is deaf
 	}
-	l.stayFor(work, 2500*time.Millisecond)
+	l.stayFor(work, l.longest)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
 	if l.r.one(6) && s.alive() {

@@ -73,6 +73,11 @@ func newWorld(c plan.Config) *world {
 	return w
 }
 
+// only has faults of some kinds happen alone, at a pace.
+func (w *world) only(pace time.Duration, kinds ...string) {
+	w.pace, w.faults = pace, slices.DeleteFunc(kinds, func(kind string) bool { return slices.Contains(w.config.Without, kind) })
+}
+
 // startAll starts some processes, has faults happen while they work, and ends them.
 func (w *world) startAll(work func(p *process), stop func(ctx context.Context, p *process) error) {
 	w.work, w.stop = work, stop

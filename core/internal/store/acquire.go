@@ -14,6 +14,7 @@ import (
 func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
 	cmd := d.acquireCommand(ctx, &req)
 	cmd.token, cmd.fresh = req.Token, req.Fresh
+	cmd.takeAlong(d, req.Along)
 	r, stopped, err := d.ask(ctx, "acquire", cmd, req.Timeout, stop)
 	if err != nil || stopped {
 		return reply, stopped, err
@@ -30,6 +31,9 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 	}
 	r.said(reply.time())
 	if reply.Granted {
+		if r.ride != nil {
+			req.Along.Acquired(r.ride)
+		}
 		if err = late(ctx, d.key(cmd), req.Sent, req.Lease); err != nil {
 			d.undo(cmd, r)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/groupcommit"
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // batcher sends the script calls for one node of Redis, and tracks the node's health. Calls that
@@ -194,12 +195,17 @@ func (b *batcher) once(c *command, noRetry bool) result {
 	b.sends()
 	call, now := c.sent(noRetry), time.Now()
 	c.at, c.beside = now, 1
-	if c.publishes {
+	c.calls[0] = call
+	before, after := c.rides(&c.ctx)
+	if c.publishes && before == nil {
 		// Redis writes last to the client for which it had output first. With the PING that is this client, so
 		// the message is sent before the reply, and its receiver wakes up before this process.
-		call.SendAfter(&c.ctx, b.d.rdb, redis.NewStatusCmd(&c.ctx, "ping"))
-	} else {
+		before = []redis.Cmder{redis.NewStatusCmd(&c.ctx, "ping")}
+	}
+	if before == nil && after == nil {
 		call.Send(&c.ctx, b.d.rdb)
+	} else {
+		_ = luascript.Between(&c.ctx, b.d.rdb, before, c.calls[:], after)
 	}
 	r := c.result()
 	b.returns(r.err)

@@ -28,7 +28,7 @@ func TestBound_IsTheNearestThatRepliesTell(t *testing.T) {
 			time.Sleep(there)
 			its := time.Now().Add(ahead).UnixMilli()
 			time.Sleep(back)
-			result{nil, nil, b.clock, b.written}.said(its)
+			result{clock: b.clock, written: b.written}.said(its)
 			return within
 		}
 		nearly := func(want time.Duration) {

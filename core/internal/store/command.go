@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/internal/along"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -29,6 +30,10 @@ type command struct {
 	bound     bound             // see addBound
 	call      luascript.Call    // as it was sent last
 	cmd       redis.Cmd         // the call's
+	rider     along.Rider       // nil: nobody rides along
+	ride      *redis.Cmd        // the rider's, as it was sent last; nil: none
+	besides   [1]redis.Cmder    // ride, which saves an allocation
+	calls     [1]*luascript.Call
 
 	until  time.Time // when the caller leaves; zero: not known
 	at     time.Time // when it was sent; zero: it was not
@@ -54,6 +59,7 @@ type result struct {
 	err     error
 	clock   *serverClock // of a command with a bound
 	written time.Duration
+	ride    *redis.Cmd // nil: none was sent
 }
 
 const (
@@ -98,7 +104,8 @@ func (d *deployment) recycle(c *command) {
 	if c.onReply != nil {
 		c.onReply, c.ctx.gone = nil, nil // other commands may share the channel
 	}
-	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
+	c.ctx.Context, c.record, c.token, c.call, c.rider, c.ride = nil, "", "", luascript.Call{}, nil, nil
+	c.besides[0], c.calls[0] = nil, nil
 	c.cmd, c.until, c.at = redis.Cmd{}, time.Time{}, time.Time{}
 	c.records, c.plain, c.twice, c.publishes, c.fresh, c.tries, c.ran, c.flight = nil, false, false, false, false, 0, false, nil
 	clear(c.args)
@@ -173,9 +180,32 @@ func (c *command) sent(noRetry bool) *luascript.Call {
 	return &c.call
 }
 
+// takeAlong has a rider on the same server ride along.
+func (c *command) takeAlong(d *deployment, rider along.Rider) {
+	if rider != nil && d.single && rider.Client() == d.rdb {
+		c.rider = rider
+	}
+}
+
+// rides returns what is sent before or after the command, if the rider has anything to send.
+func (c *command) rides(ctx context.Context) (before, after []redis.Cmder) {
+	switch {
+	case c.rider == nil:
+	case c.script != releaseScript:
+		c.ride = c.rider.Acquire(ctx, c.record, c.token)
+		after = c.besides[:]
+	default:
+		if c.ride = c.rider.Release(ctx); c.ride != nil {
+			before = c.besides[:]
+		}
+	}
+	c.besides[0] = c.ride
+	return before, after
+}
+
 func (c *command) result() result {
 	val, err := c.call.Result()
-	return result{val, err, c.bound.clock, c.bound.written}
+	return result{val, err, c.bound.clock, c.bound.written, c.ride}
 }
 
 // callContext has the values of a caller's ctx, and ends when the caller has left: that ends

@@ -80,7 +80,7 @@ func (d *deployment) Force(ctx context.Context, key string, fence int64) (first 
 func (d *deployment) Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error) {
 	b := &bound{clock: &d.batcher(RecordName(d.prefix, key)).clock, wait: d.replyWithin}
 	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds(), b)
-	if val != nil && (result{val, nil, b.clock, b.written}).late() {
+	if val != nil && (result{val: val, clock: b.clock, written: b.written}).late() {
 		val, err = d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds(), 0)
 	}
 	stamp, _ = val.(int64)

@@ -16,7 +16,12 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		r, twice := d.do(d.releaseCommand(ctx, req))
+		cmd := d.releaseCommand(ctx, req)
+		cmd.takeAlong(d, req.Along)
+		r, twice := d.do(cmd)
+		if r.ride != nil {
+			req.Along.Released(r.ride)
+		}
 		if reply, err = parseRelease(r); err == nil {
 			r.said(reply.Server)
 			// After a lost reply, or if a client's hook sends it twice, "not the owner" can be the result of our own

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
+	"github.com/perkey-go/perkey/internal/along"
 )
 
 // Store is one deployment of Redis, or a quorum of several. It is safe for concurrent use. A record
@@ -146,6 +147,7 @@ type AcquireRequest struct {
 	Reserve       time.Duration // for parked work: for how long its key is reserved
 	Sent          time.Time
 	Timeout       time.Duration // how long to wait for the reply
+	Along         along.Rider   // nil: nobody
 	again         bool          // it was refused as one that came late
 }
 
@@ -224,6 +226,7 @@ type ReleaseRequest struct {
 	Wanted        bool          // calls of other processes wait for the message that the release publishes
 	Briefly       bool          // it is tried once if the node is down
 	Holder        Rekeyed       // whose token it is; nil: it has no other
+	Along         along.Rider   // nil: nobody
 	Requeue
 }
 

@@ -21,7 +21,10 @@ type together struct {
 func (b *batcher) pipeline(ctx context.Context, batch []*command) error {
 	releases, acquires := together{script: releasesScript}, together{script: acquiresScript}
 	calls := make([]*luascript.Call, 0, len(batch))
+	var before, after []redis.Cmder
 	for _, c := range batch {
+		first, last := c.rides(ctx)
+		before, after = append(before, first...), append(after, last...)
 		switch {
 		case c.plain && c.script == releaseScript:
 			releases.commands = append(releases.commands, c)
@@ -31,7 +34,7 @@ func (b *batcher) pipeline(ctx context.Context, batch []*command) error {
 			calls = append(calls, c.sent(true))
 		}
 	}
-	failure := luascript.Pipeline(ctx, b.d.rdb, acquires.add(ctx, releases.add(ctx, calls)))
+	failure := luascript.Between(ctx, b.d.rdb, before, acquires.add(ctx, releases.add(ctx, calls)), after)
 	alone := acquires.spread(releases.spread(nil))
 	if len(alone) == 0 {
 		return failure
