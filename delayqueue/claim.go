@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -45,12 +44,6 @@ type fetcher struct {
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
 	served    bool // it has a heartbeat and a goroutine that wakes keys, until the Worker ends
-	// The last claim's messages were all handed back without a lock, so the next claims more
-	// than there are slots.
-	handedBackOnly bool
-
-	returnsMu sync.Mutex
-	returns   *returns // those that are handed back next, or nil
 }
 
 func (w *fetcher) run() {
@@ -85,10 +78,7 @@ func (w *fetcher) run() {
 		}
 		sent := time.Now()
 		want := n
-		if w.handedBackOnly && n > 0 {
-			want = claimBatch
-		}
-		b, n, err := w.ask(token, n, want)
+		b, n, err := w.ask(token, n)
 		if err != nil {
 			w.freeSlots(n)
 			failures++
@@ -132,15 +122,19 @@ func (w *fetcher) idle(due, took time.Duration) {
 		floor = min(pollFloor, w.lease/3)
 	}
 	w.pause(max(min(due, floor), minPause), true)
-	if w.handedBack.last.Load() {
+	if w.handsBack.Load() {
 		w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
 	}
 }
 
-// ask claims up to want messages for the n slots that were taken, and returns how many of the slots
+// An idle Worker whose last message was handed back waits this long before its next claim, or twice as long as its claim took, if that is
+// longer, so that other Workers get the message first. With 2 ms, the one process of ten that could run the messages ran them up to 30 s later.
+const handBackYield, handBackYieldMost = 8 * time.Millisecond, 250 * time.Millisecond
+
+// ask claims up to n messages for the n slots that were taken, and returns how many of the slots
 // are left: after claimTimeout they are freed, for the other partitions, and the claim waits for
 // its reply without them.
-func (w *fetcher) ask(token string, n, want int) (b batch, left int, err error) {
+func (w *fetcher) ask(token string, n int) (b batch, left int, err error) {
 	if n == 0 {
 		token = "" // claim nothing, nor what an earlier call claimed
 	}
@@ -149,7 +143,7 @@ func (w *fetcher) ask(token string, n, want int) (b batch, left int, err error) 
 	timer := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
 	defer timer.Stop()
 	// Not cancelled by Stop: messages whose claim is not known here would wait for its end.
-	b, err = w.partition.claim(w.ctx, token, w.lease, want)
+	b, err = w.partition.claim(w.ctx, token, w.lease, n)
 	return b, int(held.Swap(0)), err
 }
 
@@ -163,20 +157,14 @@ func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
 	}
 	used := 0
 	for _, c := range claims {
-		if w.handBack(c) {
-			continue
-		}
 		// An earlier claim, whose reply was lost, had more than the slots; or this one was slow.
-		if used++; used <= slots || !w.handedBackOnly && w.takeSlot() {
+		if used++; used <= slots || w.takeSlot() {
 			w.begin(c)
-		} else { // with handedBackOnly it was to be handed back too
+		} else {
 			w.handlers.Go(func() { w.settle(c, *w.notRun(errNoSlot)) })
 		}
 	}
 	w.freeSlots(max(0, slots-used))
-	if len(claims) > 0 {
-		w.handedBackOnly = used == 0
-	}
 }
 
 // handBackClaim settles the messages of a claim whose reply was lost before Stop.

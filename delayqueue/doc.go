@@ -52,8 +52,7 @@
 // A message that this process cannot run, but another process may, goes back unchanged: its payload is
 // sealed under a key that its [Keyring] lacks, or the handler returns [HandBack]. Its delay
 // doubles from 1 to 30 s, and it expires if no process runs it. Meanwhile its key is not
-// reserved for it (see below). A Worker that has seen it before, or whose [WithCheck] rejects it, takes no lock for it: 10,000 such
-// messages cost less than 100 commands per second.
+// reserved for it (see below). Each try takes its key's lock.
 //
 // # Batches under one lease
 //

@@ -133,16 +133,3 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) (plain []byte, er
 	}
 	return plain, nil
 }
-
-// cannotOpen is an error if another process may be able to open a message's payload, but
-// this one cannot.
-func (s *sealer) cannotOpen(m Message) error {
-	if m.damage != "" {
-		return nil
-	}
-	ring, _ := s.keys()
-	if err := ring.Foreign(m.Payload); err != nil {
-		return fmt.Errorf("delayqueue: %s of message %q: %w", kindPayload, m.ID, err)
-	}
-	return nil
-}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -152,7 +151,6 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		v.kind = OutcomeDead
 		return v
 	case errors.As(err, &handBack):
-		w.handedBack.add(c.message, err)
 		return w.returnedOutcome(c, err)
 	case errors.As(err, &unopened):
 		v.kind = OutcomeDead
@@ -178,11 +176,14 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 	return v
 }
 
-// returnedOutcome is the outcome of a message that another Worker may be able to run. Thousands of them
-// return at a rate that leaves room for others. One that nobody has opened in most of its time dies: so its payload is kept.
+// The delay of what is handed back doubles between these.
+const handBackFirst, handBackMost = time.Second, 30 * time.Second
+
+// returnedOutcome is the outcome of a message that another Worker may be able to run. One that nobody has opened in most of its time
+// dies: so its payload is kept.
 func (w *Worker) returnedOutcome(c *claim, err error) outcome {
-	delay := backoff.Exponential(c.message.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.handedBack.known()+1)*handBackEach)
-	delay = backoff.Spread(min(delay, handBackMost))
+	w.handsBack.Store(true)
+	delay := backoff.Spread(backoff.Exponential(c.message.handed+1, handBackFirst, handBackMost))
 	if errors.Is(err, ErrSealed) && delay >= c.left()/2 {
 		return outcome{kind: OutcomeDead, last: true, err: err}
 	}

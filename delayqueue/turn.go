@@ -23,13 +23,10 @@ type turn struct {
 // turnLength bounds a turn: messages of other keys wait for slots too.
 const turnLength = 100 * time.Millisecond
 
-// process runs a claimed message that is not to be handed back, and those that the settlements return, until there is none: lock → handler →
-// settle → next.
+// process runs a claimed message, and those that the settlements return, until there is none: lock → handler → settle → next.
 func (w *Worker) process(c *claim) {
 	for c != nil {
-		if c = w.take(c); c != nil && w.fetcherOf(c.partition).handBack(c) {
-			return
-		}
+		c = w.take(c)
 	}
 }
 
@@ -134,7 +131,6 @@ func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
 		return &unopenedError{err}
 	}
 	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
-	w.handedBack.asks(c.message)
 	began := time.Now()
 	err = w.handler(ctx, c.message)
 	w.ran(time.Since(began))
@@ -155,7 +151,7 @@ func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim)
 	}
 	v := classify(t.lost())
 	if !v.handedBack && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
-		w.handedBack.ran(c.message)
+		w.handsBack.Store(false)
 	}
 	if t.goesOn(c, v) {
 		return t.follow(c, v)

@@ -28,7 +28,6 @@ type Worker struct {
 	locker      *core.Locker
 	handler     Handler
 	middleware  []Middleware
-	check       func(Message) error // nil: none
 	concurrency int
 	lockOptions []core.AcquireOption
 	ownLeases   bool // each message has a lease of its own
@@ -56,7 +55,7 @@ type Worker struct {
 	handlers    sync.WaitGroup
 	fetching    sync.Map // the numbers of goroutines that start those of handlers
 	claims      claims
-	handedBack  handedBack
+	handsBack   atomic.Bool // the last message that it had
 	paused      atomic.Bool
 	claimed     atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
 	released    chan string  // keys that may be free: wake their messages

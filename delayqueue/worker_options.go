@@ -98,22 +98,6 @@ func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	}
 }
 
-// WithCheck sets a function that decides, without the lock, whether this process can run a message. It is called once
-// the Handler has handed back a message of the same name. If it returns an error, the message is handed back as with
-// [HandBack], without a lock and without the Handler: so thousands of messages that this process cannot run cost it
-// little. If it returns nil, the message goes on to the Handler, which decides. check must not do the work, since the
-// key is not held; it is called by many goroutines. For httplock.Replay there is httplock.CheckReplay. Default: none;
-// then the first attempt at each such message takes its key's lock. Nil is a core.ErrInvalidOption.
-func WithCheck(check func(m Message) error) WorkerOption {
-	return func(w *Worker) error {
-		if check == nil {
-			return invalidOption("WithCheck(nil)")
-		}
-		w.check = check
-		return nil
-	}
-}
-
 // Middleware wraps a Handler, such as for tracing or a time limit.
 type Middleware func(Handler) Handler
 

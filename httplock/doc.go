@@ -138,8 +138,9 @@
 // and not answered, the earlier holder died or lost its lease: the request runs again. The
 // response of a handler whose lease was lost is not stored, and its fence keeps it from
 // overwriting a later one. A route with nothing else to lock takes IdempotencyKey as its
-// key function. Idempotency costs one script before the handler and one after it. A stored
-// response costs one script, and is returned even while the key is held.
+// key function. Idempotency costs one script before the handler and one after it, which go along
+// with the lock's where the Store has the Locker's client, of one server. A stored response costs
+// one script, and is returned even while the key is held.
 //
 // Responses of 2xx, 3xx and 4xx of a handler that returned are stored, whether or not its client
 // was still there: the status, the headers that Replay would store and those of

@@ -75,16 +75,6 @@ func Replay(handler http.Handler, opts ...ReplayOption) delayqueue.Handler {
 	return p.replay
 }
 
-// CheckReplay returns a function for delayqueue.WithCheck: its error says why Replay with the same arguments would hand
-// a message back, as far as routes can be read beforehand. It does not call handler.
-func CheckReplay(handler http.Handler, opts ...ReplayOption) func(delayqueue.Message) error {
-	p := &replayer{handler: handler}
-	if err := p.configure(opts); err != nil {
-		return func(delayqueue.Message) error { return err }
-	}
-	return p.check
-}
-
 const (
 	// DefaultMaxResponseBody is how many bytes of a replay's response body are stored, unless
 	// WithMaxResponseBody says otherwise. It fits into the default size of a queue's results.
@@ -221,27 +211,6 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 type unhandledError struct{ error }
 
 func (e *unhandledError) Unwrap() error { return e.error }
-
-// check is why a message would be handed back, nil if that is not known.
-func (p *replayer) check(m delayqueue.Message) error {
-	replay, r, err := p.prepare(context.Background(), m)
-	unhandled, _ := errors.AsType[*unhandledError](err)
-	switch {
-	case unhandled != nil:
-		err = unhandled.error
-	case err != nil:
-		err = nil // it becomes a dead letter
-	default:
-		at := p.locate(r)
-		if err = at.unserved(); err == nil {
-			err = p.requireReauthorize(replay, at)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("httplock: replay of %s: %w", m.ID, err)
-	}
-	return nil
-}
 
 func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	replay, r, err := p.prepare(ctx, m)

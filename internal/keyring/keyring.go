@@ -209,18 +209,6 @@ func (s *Sealer) Open(stored []byte, of ...string) ([]byte, error) {
 	return plain, nil
 }
 
-// Foreign returns an error if another process may be able to open what is stored, but this one
-// cannot.
-func (s *Sealer) Foreign(stored []byte) error {
-	if s.isPlain(stored) {
-		return nil
-	}
-	if _, _, err := s.header(stored); MayOpenElsewhere(err) && !s.takesAsIs(err) {
-		return err
-	}
-	return nil
-}
-
 // isPlain reports whether stored data is used unchanged, since it is not sealed.
 func (s *Sealer) isPlain(stored []byte) bool {
 	return (s == nil || s.unsealed) && !bytes.HasPrefix(stored, []byte(Magic))
