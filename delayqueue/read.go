@@ -130,8 +130,8 @@ func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (
 	for i, l := range lookups {
 		if s := l.read(); s.State != "" {
 			p := m.partitions[i]
-			s.Cause = q.cause(s.Status)
 			p.age(ctx, &s, time.Duration(number(backs[i].Val()))*time.Millisecond)
+			s.Cause = q.cause(s.Status)
 			return s, p, nil
 		}
 		if failed := l.err(); failed != nil { // a partition that is down does not hide what others have
@@ -142,13 +142,22 @@ func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (
 }
 
 // age changes the status of a queued message that is too old to expired: a worker will do that
-// later. The partition's clock decides, which is ahead of that of Redis if that was set back.
+// later. The partition's clock decides, which is ahead of that of Redis if that was set back. What is queued after that is too old, and not
+// what was before: it may have been started since, in time.
 func (p *partition) age(ctx context.Context, s *stored, back time.Duration) {
 	if s.State != StateQueued || time.Now().Add(back).Before(s.ExpiresAt) {
 		return
 	}
 	if reply, err := p.call(ctx, statsScript).Slice(); err == nil && number(reply[0]) >= unixms.Of(s.ExpiresAt) {
-		s.State = StateExpired
+		pipe := p.queue.rdb.Pipeline()
+		l := p.lookUp(ctx, pipe, s.ID, true)
+		_, _ = pipe.Exec(ctx) // each command has its own error
+		if now := l.read(); l.err() == nil && now.State != "" {
+			*s = now
+			if s.State == StateQueued {
+				s.State = StateExpired
+			}
+		}
 	}
 }
 

@@ -101,6 +101,39 @@ func TestWait_WhatBecomesTooOld(t *testing.T) {
 	})
 }
 
+// What was started in time is not too old, though its status was asked for before, and the answer came after.
+func TestStatus_WhatIsStartedMeanwhileIsNotTooOld(t *testing.T) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b, asks := setup(t, env), env.Client(t)
+		id := b.enqueue(delayqueue.Job{MaxAge: time.Second, Delay: 900 * time.Millisecond})
+		queue := b.newQueue(asks)
+		_, err := queue.Status(t.Context(), id)
+		require.NoError(t, err)
+		looks := 0
+		asks.AddHook(afterPipelines(func() {
+			if looks++; looks == 1 {
+				b.start(func(context.Context, delayqueue.Message) error { time.Sleep(time.Second); return nil })
+				time.Sleep(1100 * time.Millisecond)
+			}
+		}))
+		status, err := queue.Status(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateRunning, status.State)
+	})
+}
+
+// afterPipelines is a hook that calls f after each pipeline.
+type afterPipelines func()
+
+func (f afterPipelines) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (f afterPipelines) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (f afterPipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		defer f()
+		return next(ctx, cmds)
+	}
+}
+
 func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		sub := b.rdb.Subscribe(t.Context(), b.key("ended"))
