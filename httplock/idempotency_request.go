@@ -17,13 +17,13 @@ import (
 // idempotentRequest is a request with an Idempotency-Key, on its way through its guard; nil
 // for a request without one. Except for discard it belongs to the request's goroutine.
 type idempotentRequest struct {
-	m    *Middleware
-	x    Exchange
-	key  string // as the client sent it
-	work idempotency.Work
-	ride along.Work // the work, which goes along with its lock
-	lease  *core.Lease // under which it runs
-	tee    *tee        // what its handler answers
+	m     *Middleware
+	x     Exchange
+	key   string // as the client sent it
+	work  idempotency.Work
+	ride  along.Work  // the work, which goes along with its lock
+	lease *core.Lease // under which it runs
+	tee   *tee        // what its handler answers
 
 	discarded atomic.Bool
 
