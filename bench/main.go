@@ -42,6 +42,7 @@ var scenarios = []struct {
 	{"idle", idleHolder},
 	{"leases", leases},
 	{"web", web},
+	{"idempotent", idempotent},
 	{"ops", recorded},
 	{"ops", listed},
 	{"ops", line},

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"sync/atomic"
+	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/labstack/echo/v4"
@@ -15,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/echolock"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
 // frameworks that services are built with. Each serves POST /orders/{id}.
@@ -30,7 +33,8 @@ var frameworks = []struct {
 // route is what is served. A guard that a team writes by hand is in its handler.
 type route struct {
 	handle func(ctx context.Context, order string)
-	guard  *core.Guard     // perkey's
+	guard  *core.Guard // perkey's
+	more   []httplock.Option
 	others httplock.Routes // perkey's configuration has others, and not this one
 }
 
@@ -71,7 +75,7 @@ func web(b *bench) {
 							check(s.pass(ctx, byHand))
 						}
 					}
-					r.op = b.requests(connections, f.serve(served))
+					r.op = b.requests(connections, f.serve(served), func(*http.Request) {})
 				}
 				b.compare(fmt.Sprintf("%s, distinct keys, connections: %d", f.name, connections), all, "raw",
 					size{connections, scale(b, 20, 3), max(20, 250/connections)}, bars[connections]...)
@@ -80,8 +84,29 @@ func web(b *bench) {
 	}
 }
 
+// idempotent is the price of a new Idempotency-Key for each request.
+func idempotent(b *bench) {
+	bars := map[int]bar{1: atMost("with a key", p50.over("guarded"), 1.4), 32: atLeast("with a key", perSecond.over("guarded"), 1/1.4)}
+	for _, connections := range []int{1, 32} {
+		check(b.run("idempotent", func(b *bench) {
+			all, n := newTable("guarded", "with a key"), atomic.Int64{}
+			for _, r := range all {
+				rdb, prepare := b.client(b.server.addr), func(*http.Request) {}
+				served := route{handle: func(context.Context, string) {}, guard: b.locker(rdb, leaseTime).Guard(core.RejectConflicts)}
+				if r.name == "with a key" {
+					served.more = []httplock.Option{httplock.WithIdempotency(must(idempotency.New(rdb, idempotency.WithTTL(time.Minute)))), httplock.WithAnonymous()}
+					prepare = func(req *http.Request) { req.Header.Set("Idempotency-Key", fmt.Sprintf("%d.%d", connections, n.Add(1))) }
+				}
+				r.op = b.requests(connections, serveNetHTTP(served), prepare)
+			}
+			b.compare(fmt.Sprintf("net/http, distinct keys, connections: %d", connections), all, "guarded",
+				size{connections, scale(b, 20, 3), max(20, 250/connections)}, bars[connections])
+		}))
+	}
+}
+
 // requests serves until the scenario ends, and returns the request that one of the clients makes.
-func (b *bench) requests(connections int, handler http.Handler) func(context.Context, int) error {
+func (b *bench) requests(connections int, handler http.Handler, prepare func(*http.Request)) func(context.Context, int) error {
 	srv := httptest.NewServer(handler)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}}
 	b.cleanup(func() error {
@@ -94,6 +119,7 @@ func (b *bench) requests(connections int, handler http.Handler) func(context.Con
 		if err != nil {
 			return err
 		}
+		prepare(req)
 		resp, err := client.Do(req)
 		if err != nil { // there is no answer if two were inside at once
 			return fmt.Errorf("%w: %w", errBroken, err)
@@ -113,7 +139,7 @@ func serveNetHTTP(r route) http.Handler {
 		_, _ = w.Write([]byte("paid"))
 	})
 	if r.guard != nil {
-		handler = httplock.PerKey(r.guard, httplock.Param("order:", "id"))(handler)
+		handler = httplock.PerKey(r.guard, httplock.Param("order:", "id"), r.more...)(handler)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}", handler)

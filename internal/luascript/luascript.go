@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -15,11 +17,14 @@ var ErrReply = errors.New("the script's reply has an unknown form")
 
 // Script is a Lua script: plain, without a #! line, since it must run on Redis 6.2, and some
 // must run when Redis is out of memory, which a #! script without allow-oom does not.
-type Script struct{ source, hash any } // boxed once, for the arguments of commands
+type Script struct {
+	source, hash any // boxed once, for the arguments of commands
+	bare         func() any
+}
 
 // New returns the script with a source.
 func New(source string) *Script {
-	return &Script{source: source, hash: redis.NewScript(source).Hash()}
+	return &Script{source, redis.NewScript(source).Hash(), sync.OnceValue(func() any { return comment.ReplaceAllString(source, "") })}
 }
 
 // Load reads lua/NAME.lua. A line "-- #include OTHER.lua" stands for that file. It panics
@@ -51,8 +56,10 @@ func (s *Script) Hash() string { return s.hash.(string) }
 // empty. The names of the keys, and then the script's own arguments, are to be appended after them.
 func (s *Script) Args(args []any, keys int) []any { return append(args, "evalsha", s.hash, keys) }
 
-// Whole is Args with the source, for a script that is not to be sent again if Redis does not know it.
-func (s *Script) Whole(args []any, keys int) []any { return append(args, "eval", s.source, keys) }
+// Whole is Args with the source, without its comments, for a script that is not to be sent again if Redis does not know it.
+func (s *Script) Whole(args []any, keys int) []any { return append(args, "eval", s.bare(), keys) }
+
+var comment = regexp.MustCompile(`(?m)^ *--.*\n`)
 
 // Call is one call of a script, a [redis.Cmder].
 type Call struct {
