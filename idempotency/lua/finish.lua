@@ -17,7 +17,9 @@ end
 if was[2] and tonumber(was[2]) > tonumber(ARGV[2]) then
   return {'stale_fence'}
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local there = redis.call('PEXPIRE', KEYS[1], ARGV[3]) == 1
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'fence', ARGV[2], 'outcome', ARGV[4])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+if not there then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
 return {'ok'}
