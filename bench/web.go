@@ -95,7 +95,9 @@ func idempotent(b *bench) {
 				served := route{handle: func(context.Context, string) {}, guard: b.locker(rdb, leaseTime).Guard(core.RejectConflicts)}
 				if r.name == "with a key" {
 					served.more = []httplock.Option{httplock.WithIdempotency(must(idempotency.New(rdb, idempotency.WithTTL(time.Minute)))), httplock.WithAnonymous()}
-					prepare = func(req *http.Request) { req.Header.Set("Idempotency-Key", fmt.Sprintf("%d.%d", connections, n.Add(1))) }
+					prepare = func(req *http.Request) {
+						req.Header.Set("Idempotency-Key", fmt.Sprintf("%d.%d", connections, n.Add(1)))
+					}
 				}
 				r.op = b.requests(connections, serveNetHTTP(served), prepare)
 			}
