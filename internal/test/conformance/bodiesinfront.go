@@ -388,11 +388,12 @@ func functionsReadForms(t *fixture) {
 			for _, k := range formKinds() {
 				locations[k] = testbed.RequireParked(t, t.sent(d.site, t.form(d.site, k, "7"), http.StatusAccepted, function))
 			}
-			t.work(d, httplock.WithReplayReauthorize(func(r *http.Request, _ string) error { return read(r) }))
+			stop := t.work(d, httplock.WithReplayReauthorize(func(r *http.Request, _ string) error { return read(r) }))
 			release()
 			for k, location := range locations {
 				t.requireResult(d, location, "paid 7, +", fmt.Sprintf("%s, %s: %v, replayed", function, how, k))
 			}
+			stop()
 		}
 	}
 }

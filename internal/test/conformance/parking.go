@@ -60,14 +60,16 @@ func parks(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 	return lock(b, delayqueue.Policy(q), httplock.WithAnonymous()), nil
 }
 
-// work starts a worker that replays through the engine.
-func (t *fixture) work(d *parkingSite, opts ...httplock.ReplayOption) {
+// work starts a worker that replays through the engine, until the test ends, or until it is stopped: the queue is the same for all of a test.
+func (t *fixture) work(d *parkingSite, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
 	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(t.said.Logger()))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
-	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+	stop = func() { assert.NoError(t, w.Stop(context.Background())) }
+	t.Cleanup(stop)
+	return stop
 }
 
 // park posts what must be parked, and returns where its ticket is.
