@@ -291,9 +291,13 @@ func (a *attempt) send(req *waitqueue.Request, mark store.Mark, watch string, st
 	if a.record == "" {
 		a.record = store.RecordName(l.prefix, key)
 	}
+	rider := a.call.along
+	if a.opts.replicas > 0 { // the grant may come to nothing yet
+		rider = nil
+	}
 	reply, stopped, err = l.store.Acquire(a.ctx, store.AcquireRequest{
 		Record: a.record, Token: req.Token, Fresh: req.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
-		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: req.Sent, Timeout: req.Timeout, Along: a.call.along,
+		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: req.Sent, Timeout: req.Timeout, Along: rider,
 	}, stop)
 	a.reserved = reply.Reserved
 	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {
@@ -334,6 +338,7 @@ func (a *attempt) take(g *grant, now time.Time) (taken bool, err error) {
 
 func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 	a.conflict.Call = a.call
+	a.conflict.Call.along = nil
 	a.conflict.Waited = now.Sub(a.start)
 	if a.policy != nil {
 		if decision, err = a.policy.OnConflict(a.ctx, a.conflict); err != nil {

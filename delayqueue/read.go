@@ -154,7 +154,7 @@ func (p *partition) age(ctx context.Context, s *stored, back time.Duration) {
 		_, _ = pipe.Exec(ctx) // each command has its own error
 		if now := l.read(); l.err() == nil && now.State != "" {
 			*s = now
-			if s.State == StateQueued {
+			if s.State == StateQueued && number(reply[0]) >= unixms.Of(s.ExpiresAt) { // else it was stored again
 				s.State = StateExpired
 			}
 		}

@@ -21,9 +21,10 @@ type idempotentRequest struct {
 	x     Exchange
 	key   string // as the client sent it
 	work  idempotency.Work
-	ride  along.Work  // the work, which goes along with its lock
-	lease *core.Lease // under which it runs
-	tee   *tee        // what its handler answers
+	ride  along.Work      // the work, which goes along with its lock
+	lease *core.Lease     // under which it runs
+	tee   *tee            // what its handler answers
+	ctx   context.Context // in which it is finished, whoever has left; nil: it is not
 
 	discarded atomic.Bool
 
@@ -183,23 +184,24 @@ func (o *idempotentRequest) finish(ctx context.Context) {
 			return
 		}
 	}
+	o.ctx = context.WithoutCancel(ctx)
 	outcome, err := o.tee.result(o.m.idempotency.kept).encode()
 	if err == nil {
-		err = o.ride.Finish(ctx, o.lease.Fence(), outcome)
+		err = o.ride.Finish(o.ctx, o.lease.Fence(), outcome)
 	}
-	o.notKept(ctx, err)
+	o.notKept(err)
 }
 
 // finished is called when the key was released, after finish.
-func (o *idempotentRequest) finished(ctx context.Context) {
-	if o != nil {
-		o.notKept(ctx, o.ride.Finished(ctx))
+func (o *idempotentRequest) finished() {
+	if o != nil && o.ctx != nil {
+		o.notKept(o.ride.Finished(o.ctx))
 	}
 }
 
-func (o *idempotentRequest) notKept(ctx context.Context, err error) {
+func (o *idempotentRequest) notKept(err error) {
 	if err != nil {
-		o.m.logger().WarnContext(ctx, "httplock: a response was not kept: if the client sends the request again, it will run again",
+		o.m.logger().WarnContext(o.ctx, "httplock: a response was not kept: if the client sends the request again, it will run again",
 			"name", o.x.Name, "error", err)
 	}
 }

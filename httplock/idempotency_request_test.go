@@ -457,8 +457,14 @@ func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {
 // roundTrips counts those in which there are scripts: not what connections say, and the subscription's check.
 type roundTrips struct {
 	atomic.Int64
-	after func() // each pipeline; may be nil
+	fails atomic.Int64 // of the next pipelines, how many Redis refuses
+	after func()       // each pipeline; may be nil
 }
+
+type readOnly struct{}
+
+func (readOnly) Error() string { return "READONLY You can't write against a read only replica." }
+func (readOnly) RedisError()   {}
 
 func (n *roundTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
 
@@ -473,7 +479,12 @@ func (n *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (n *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		n.Add(1)
+		if n.Add(1); n.fails.Add(-1) >= 0 {
+			for _, cmd := range cmds {
+				cmd.SetErr(readOnly{})
+			}
+			return readOnly{}
+		}
 		err := next(ctx, cmds)
 		if n.after != nil {
 			n.after()
@@ -515,29 +526,80 @@ func TestIdempotency_CostsNoRoundTrip(t *testing.T) {
 	}
 }
 
-// A Redis that has forgotten its scripts stores the outcome before it frees the key: nobody runs the request again in between.
+// The outcome is stored before the key is free, also by a Redis that has forgotten its scripts, and by a release in the background, after
+// four that were refused: nobody runs the request again in between.
 func TestIdempotency_TheOutcomeIsStoredBeforeTheKeyIsFree(t *testing.T) {
-	env := redistest.Embedded(t)
-	b, other, runs, looks := testbed.New(t, env), env.Client(t), 0, 0
-	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
-		ok(w, r)
-		if runs++; runs == 1 {
-			return // the scripts are loaded
-		}
-		assert.NoError(t, other.ScriptFlush(r.Context()).Err())
-		b.Redis.AddHook(&roundTrips{after: func() {
-			looks++
-			outcomes := 0
-			for _, record := range redistest.Keys(t, other, b.Prefix+":idem") {
-				outcomes += int(other.HLen(t.Context(), record).Val()) / 3
+	for name, fault := range map[string]func(rdb *redis.Client, trips *roundTrips){
+		"no scripts":           func(rdb *redis.Client, _ *roundTrips) { rdb.ScriptFlush(context.Background()) },
+		"releases that failed": func(_ *redis.Client, trips *roundTrips) { trips.fails.Store(4) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := redistest.Embedded(t)
+			b, other, runs, freed := testbed.New(t, env), env.Client(t), 0, make(chan struct{}, 100)
+			trips := &roundTrips{}
+			trips.after = func() {
+				if runs < 2 || len(redistest.Keys(t, other, b.Prefix+":lock")) > 0 {
+					return
+				}
+				outcomes := 0
+				for _, record := range redistest.Keys(t, other, b.Prefix+":idem") {
+					outcomes += int(other.HLen(context.Background(), record).Val()) / 3
+				}
+				assert.Equal(t, runs, outcomes)
+				freed <- struct{}{}
 			}
-			assert.True(t, outcomes == runs || len(redistest.Keys(t, other, b.Prefix+":lock")) > 0)
-		}})
-	})
-	for _, key := range []string{"warm", "k"} {
-		require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}")).Status)
+			h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+				if ok(w, r); runs > 0 { // the scripts are loaded
+					fault(other, trips)
+				}
+				runs++
+			})
+			b.Redis.AddHook(trips)
+			for _, key := range []string{"warm", "k"} {
+				require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}")).Status)
+			}
+			<-freed
+		})
 	}
-	require.Equal(t, 2, looks, "the release was sent again")
+}
+
+// A handler may release its key itself, at any time.
+func TestIdempotency_AHandlerThatReleasesItsKey(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+		lease, _ := core.LeaseFrom(r.Context())
+		go func() { _ = lease.Release(context.Background()) }()
+		ok(w, r)
+	})
+	for i := range 50 {
+		require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, fmt.Sprint(i), "{}")).Body)
+	}
+}
+
+// A request whose grant comes to nothing does not bind its Idempotency-Key.
+func TestIdempotency_AGrantWithoutReplicasBeginsNothing(t *testing.T) {
+	b := testbed.New(t, redistest.Real(t))
+	h := idempotent(t, b, nil, ok)
+	testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
+	replicated := guarded(b.Locker.Guard(core.RejectConflicts, core.WaitReplicas(1, 50*time.Millisecond)), mustNotRun(t), remembering(newIdempotency(t, b)))
+	testbed.RequireProblem(t, testbed.Do(replicated, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{mended}")).Body)
+}
+
+// Requests that wait for one key get it from one another, without Redis, if what is recorded of them is stored already.
+func TestIdempotency_KeysAreHandedOver(t *testing.T) {
+	env := redistest.Embedded(t)
+	b, trips := testbed.New(t, env), &roundTrips{}
+	store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(b.Prefix))
+	require.NoError(t, err)
+	h := guarded(b.Locker.Guard(retry.Policy{MaxWait: time.Minute}), ok, remembering(store))
+	b.Redis.AddHook(trips)
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() { assert.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, fmt.Sprint(i), "{}")).Body) })
+	}
+	all.Wait()
+	require.Less(t, trips.Load(), int64(50))
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.

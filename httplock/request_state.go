@@ -236,7 +236,7 @@ func (p *requestState) run() {
 	defer func() { p.tail.released(panicked) }()
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	panicked = false
-	p.idempotent.finished(ctx)
+	p.idempotent.finished()
 	switch {
 	case err == nil:
 		p.x.ends(OutcomeRan, 0)

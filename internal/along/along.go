@@ -7,8 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Rider adds commands of its own to those of a lock on one server. Its commands may be sent more than once, and by several goroutines;
-// the other methods are called by the lock's caller.
+// Rider adds commands of its own to those of a lock on one server. They may be sent more than once. It is safe for concurrent use.
 type Rider interface {
 	// Client is the rider's: its commands are sent only if it is the lock's too.
 	Client() redis.UniversalClient
@@ -16,7 +15,9 @@ type Rider interface {
 	Acquire(ctx context.Context, lock, token string) *redis.Cmd
 	// Acquired is called with the reply if the lock was granted.
 	Acquired(reply *redis.Cmd)
-	// Release is sent right before the release; nil: nothing is.
+	// Pending reports whether Release has anything to send: then the lock is released in Redis, and not handed over in its process.
+	Pending() bool
+	// Release is sent right before each release; nil: nothing is.
 	Release(ctx context.Context) *redis.Cmd
 	// Released is called with the reply, if there is one.
 	Released(reply *redis.Cmd)

@@ -16,9 +16,7 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		cmd := d.releaseCommand(ctx, req)
-		cmd.takeAlong(d, req.Along)
-		r, twice := d.do(cmd)
+		r, twice := d.do(d.releaseCommand(ctx, req))
 		if r.ride != nil {
 			req.Along.Released(r.ride)
 		}
@@ -42,6 +40,7 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 
 func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
 	cmd := d.command(ctx, releaseScript, true, req.Record)
+	cmd.takeAlong(d, req.Along)
 	cmd.addText(req.Token)
 	cmd.used.Reset(req.Used)
 	cmd.add(&cmd.used)
