@@ -461,10 +461,10 @@ type roundTrips struct {
 	after func()       // each pipeline; may be nil
 }
 
-type readOnly struct{}
+type readOnlyError struct{}
 
-func (readOnly) Error() string { return "READONLY You can't write against a read only replica." }
-func (readOnly) RedisError()   {}
+func (readOnlyError) Error() string { return "READONLY You can't write against a read only replica." }
+func (readOnlyError) RedisError()   {}
 
 func (n *roundTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
 
@@ -481,9 +481,9 @@ func (n *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if n.Add(1); n.fails.Add(-1) >= 0 {
 			for _, cmd := range cmds {
-				cmd.SetErr(readOnly{})
+				cmd.SetErr(readOnlyError{})
 			}
-			return readOnly{}
+			return readOnlyError{}
 		}
 		err := next(ctx, cmds)
 		if n.after != nil {
