@@ -327,8 +327,11 @@ func (l *locksWorkload) keeps(key string, d time.Duration) {
 	l.auditor.kept[key] = later(l.auditor.kept[key], time.Now().Add(d))
 }
 
-// stayFor works for a while, and stops when it is told to.
+// stayFor works for a while, and stops when it is told to. In the end it works briefly, so that all who wait are served.
 func (l *locksWorkload) stayFor(ctx context.Context, most time.Duration) {
+	if l.w.calm {
+		most = time.Millisecond
+	}
 	select {
 	case <-time.After(l.r.between(time.Millisecond, most)):
 	case <-ctx.Done():
