@@ -458,8 +458,9 @@ func TestIdempotency_TicketIsGoodUntilItExpires(t *testing.T) {
 // roundTrips counts those in which there are scripts: not what connections say, and the subscription's check.
 type roundTrips struct {
 	atomic.Int64
-	fails atomic.Int64 // of the next pipelines, how many Redis refuses
-	after func()       // each pipeline; may be nil
+	fails atomic.Int64           // of the next pipelines, how many Redis refuses
+	alone func(cmd redis.Cmder)  // called before a script that is sent alone; may be nil
+	after func(last redis.Cmder) // called after each pipeline, with its last command; may be nil
 }
 
 type readOnlyError struct{}
@@ -475,6 +476,9 @@ func (n *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if isScript(cmd) {
 			n.Add(1)
+			if n.alone != nil {
+				n.alone(cmd)
+			}
 		}
 		return next(ctx, cmd)
 	}
@@ -493,7 +497,7 @@ func (n *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 		}
 		err := next(ctx, cmds)
 		if n.after != nil {
-			n.after()
+			n.after(cmds[len(cmds)-1])
 		}
 		return err
 	}
@@ -543,7 +547,10 @@ func TestIdempotency_TheOutcomeIsStoredBeforeTheKeyIsFree(t *testing.T) {
 			env := redistest.Embedded(t)
 			b, other, runs, freed := testbed.New(t, env), env.Client(t), 0, make(chan struct{}, 100)
 			trips := &roundTrips{}
-			trips.after = func() {
+			trips.after = func(last redis.Cmder) {
+				if record, ok := last.Args()[3].(*string); ok && last.Name() == "eval" {
+					assert.NotContains(t, *record, ":idem", "the outcome is stored after the release")
+				}
 				if runs < 2 || len(redistest.Keys(t, other, b.Prefix+":lock")) > 0 {
 					return
 				}
@@ -567,6 +574,32 @@ func TestIdempotency_TheOutcomeIsStoredBeforeTheKeyIsFree(t *testing.T) {
 			<-freed
 		})
 	}
+}
+
+// A key is not handed over within the process before the outcome is stored.
+func TestIdempotency_ADuplicateThatWaitsForTheKeyDoesNotRun(t *testing.T) {
+	b, trips, begun := testbed.New(t, redistest.Embedded(t)), &roundTrips{}, make(chan struct{})
+	trips.alone = func(cmd redis.Cmder) {
+		if args := cmd.Args(); len(args) == 8 && strings.Contains(fmt.Sprint(args[3]), ":idem") {
+			time.Sleep(50 * time.Millisecond) // an outcome that is stored alone would come too late
+		}
+	}
+	var runs atomic.Int64
+	h := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 2 { // the first is for the scripts
+			close(begun)
+			redistest.Eventually(t, func() bool { return b.Locker.Local(0).Waiting > 0 }, "the other waits")
+		}
+		ok(w, r)
+	})
+	testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
+	b.Redis.AddHook(trips)
+	var all sync.WaitGroup
+	all.Go(func() { testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")) })
+	<-begun
+	require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body)
+	all.Wait()
+	require.EqualValues(t, 2, runs.Load())
 }
 
 // A handler may release its key itself, at any time.
