@@ -24,7 +24,7 @@ type idempotentRequest struct {
 	ride  along.Work      // the work, which goes along with its lock
 	lease *core.Lease     // under which it runs
 	tee   *tee            // what its handler answers
-	ctx   context.Context // in which it is finished, whoever has left; nil: it is not
+	ctx   context.Context // in which it is finished; nil: it is not
 
 	discarded atomic.Bool
 
@@ -184,7 +184,7 @@ func (o *idempotentRequest) finish(ctx context.Context) {
 			return
 		}
 	}
-	o.ctx = context.WithoutCancel(ctx)
+	o.ctx = ctx
 	outcome, err := o.tee.result(o.m.idempotency.kept).encode()
 	if err == nil {
 		err = o.ride.Finish(o.ctx, o.lease.Fence(), outcome)

@@ -28,8 +28,8 @@ type ride struct {
 	begun  *redis.Cmd // what Redis said
 	fence  int64      // under which it was begun
 
-	// The handler may release the lock itself, at any time.
-	outcome  atomic.Pointer[[]byte]    // to be stored along with the release
+	outcome  []byte // to be stored along with the release, if that is pending: the handler may release the lock itself, at any time
+	pending  atomic.Bool
 	finished atomic.Pointer[redis.Cmd] // what Redis said
 }
 
@@ -41,15 +41,14 @@ func (r *ride) Acquire(ctx context.Context, lock, token string) *redis.Cmd {
 
 func (r *ride) Acquired(reply *redis.Cmd) { r.begun = reply }
 
-func (r *ride) Pending() bool { return r.outcome.Load() != nil }
+func (r *ride) Pending() bool { return r.pending.Load() }
 
 func (r *ride) Release(ctx context.Context) *redis.Cmd {
-	outcome := r.outcome.Load()
-	if outcome == nil {
+	if !r.Pending() {
 		return nil
 	}
 	// With its source: to send a script that Redis does not know once more is too late, since the key may be another's by then.
-	args := append(finishScript.Whole(make([]any, 0, 8), 1), &r.record, &r.work.Fingerprint, &r.fence, &r.lasts, r.store.seal(r.work, *outcome))
+	args := append(finishScript.Whole(make([]any, 0, 8), 1), &r.record, &r.work.Fingerprint, &r.fence, &r.lasts, r.store.seal(r.work, r.outcome))
 	return finishScript.Call(ctx, args, false).Cmd
 }
 
@@ -69,30 +68,31 @@ func (r *ride) Begin(ctx context.Context, fence int64) (outcome []byte, err erro
 
 func (r *ride) Finish(ctx context.Context, fence int64, outcome []byte) error {
 	if r.fence == fence {
-		r.outcome.Store(&outcome)
+		r.outcome = outcome
+		r.pending.Store(true)
 		return nil
 	}
 	return r.finishAlone(ctx, fence, outcome)
 }
 
+// finishAlone is the Store's Finish, also for a caller who has left.
 func (r *ride) finishAlone(ctx context.Context, fence int64, outcome []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second) // for so long an unresponsive Redis delays a response
 	defer cancel()
 	return r.store.Finish(ctx, r.work, fence, outcome)
 }
 
-// finishTimeout bounds how long an unresponsive Redis delays a response.
-const finishTimeout = 3 * time.Second
-
 func (r *ride) Finished(ctx context.Context) error {
-	outcome, reply := r.outcome.Load(), r.finished.Load()
+	reply := r.finished.Load()
 	switch {
-	case outcome == nil:
+	case !r.Pending():
 		return nil
 	case reply == nil || reply.Err() != nil:
-		return r.finishAlone(ctx, r.fence, *outcome)
+		return r.finishAlone(ctx, r.fence, r.outcome)
 	}
 	_, err := r.store.said(ctx, "finish", reply)
-	r.store.observe(ctx, r.work.Name, EventStored, err)
+	if r.store.observer != nil {
+		r.store.observe(context.WithoutCancel(ctx), r.work.Name, EventStored, err)
+	}
 	return err
 }
