@@ -11,7 +11,7 @@ var Faults = map[string]string{
 	"lost": "a request or its reply is lost, with its connection", "late": "a message takes up to a second longer", "deaf": "a message that Redis publishes is lost",
 	"cut": "a connection breaks", "half-open": "a connection carries nothing more, and nobody is told", "slow": "everything takes 50 to 1,200 ms longer",
 	"stop": "a process stands still for 0.2 to 6 s", "die": "a process dies, or its machine", "deploy": "a process is told to end within 3 s, and another starts",
-	"restart": "Redis is away for up to 3 s", "wipe": "Redis restarts without its data", "full": "Redis refuses what needs memory", "read-only": "Redis refuses to write",
+	"restart": "Redis is away for up to 7 s", "wipe": "Redis restarts without its data", "full": "Redis refuses what needs memory", "read-only": "Redis refuses to write",
 	"forget": "Redis forgets its scripts", "busy": "a script takes Redis 0.5 to 5 ms, one after the other", "clock-back": "the clock of Redis is set back by up to 3 s", "clock-forward": "it is set forward",
 }
 
