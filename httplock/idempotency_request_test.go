@@ -627,18 +627,19 @@ func TestIdempotency_AGrantWithoutReplicasBeginsNothing(t *testing.T) {
 
 // Requests that wait for one key get it from one another, without Redis, if what is recorded of them is stored already.
 func TestIdempotency_KeysAreHandedOver(t *testing.T) {
-	env := redistest.Embedded(t)
-	b, trips := testbed.New(t, env), &roundTrips{}
-	store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(b.Prefix))
-	require.NoError(t, err)
-	h := guarded(b.Locker.Guard(retry.Policy{MaxWait: time.Minute}), ok, remembering(store))
-	b.Redis.AddHook(trips)
-	var all sync.WaitGroup
-	for i := range 100 {
-		all.Go(func() { assert.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, fmt.Sprint(i), "{}")).Body) })
-	}
-	all.Wait()
-	require.Less(t, trips.Load(), int64(50))
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { // a key is handed over for 50 ms at most
+		b, trips := testbed.New(t, env), &roundTrips{}
+		store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(b.Prefix))
+		require.NoError(t, err)
+		h := guarded(b.Locker.Guard(retry.Policy{MaxWait: time.Minute}), ok, remembering(store))
+		b.Redis.AddHook(trips)
+		var all sync.WaitGroup
+		for i := range 100 {
+			all.Go(func() { assert.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, fmt.Sprint(i), "{}")).Body) })
+		}
+		all.Wait()
+		require.Less(t, trips.Load(), int64(50))
+	})
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.
