@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,6 +21,7 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/retry"
 )
 
 // A holder that lost its lease does not say what came of the request: the one that ran it after does.
@@ -173,4 +177,190 @@ func TestIdempotency_JunkRecordRunsNothing(t *testing.T) {
 	require.NoError(t, b.Redis.Del(t.Context(), records[0]).Err())
 	require.NoError(t, b.Redis.Set(t.Context(), records[0], "junk", 0).Err())
 	testbed.RequireProblem(t, testbed.Do(idempotent(t, b, nil, mustNotRun(t)), withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+}
+
+// roundTrips counts those in which there are scripts: not what connections say, and the subscription's check.
+type roundTrips struct {
+	atomic.Int64
+	fails atomic.Int64           // of the next pipelines, how many Redis refuses
+	alone func(cmd redis.Cmder)  // called before a script that is sent alone; may be nil
+	after func(last redis.Cmder) // called after each pipeline, with its last command; may be nil
+}
+
+type readOnlyError struct{}
+func (readOnlyError) Error() string { return "READONLY You can't write against a read only replica." }
+func (readOnlyError) RedisError()   {}
+
+func isScript(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }
+
+func (n *roundTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if isScript(cmd) {
+			n.Add(1)
+			if n.alone != nil {
+				n.alone(cmd)
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (n *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if !slices.ContainsFunc(cmds, isScript) {
+			return next(ctx, cmds)
+		}
+		if n.Add(1); n.fails.Add(-1) >= 0 {
+			for _, cmd := range cmds {
+				cmd.SetErr(readOnlyError{})
+			}
+			return readOnlyError{}
+		}
+		err := next(ctx, cmds)
+		if n.after != nil {
+			n.after(cmds[len(cmds)-1])
+		}
+		return err
+	}
+}
+
+// What is recorded of a request goes to Redis along with its lock's commands, if both are on one server.
+func TestIdempotency_CostsNoRoundTrip(t *testing.T) {
+	for name, own := range map[string]bool{"along": false, "by itself": true} {
+		t.Run(name, func(t *testing.T) {
+			env := redistest.Embedded(t)
+			b, more := testbed.New(t, env), 0
+			var trips roundTrips
+			b.Redis.AddHook(&trips)
+			store := newIdempotency(t, b)
+			if own {
+				more = 1
+				client := env.Client(t)
+				client.AddHook(&trips)
+				var err error
+				store, err = idempotency.New(client, idempotency.WithPrefix(b.Prefix))
+				require.NoError(t, err)
+			}
+			h := guarded(b.Locker.Guard(core.RejectConflicts), ok, remembering(store))
+			for range 2 { // the scripts are loaded
+				testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
+			}
+			cost := func(r *http.Request) int {
+				trips.Store(0)
+				require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
+				return int(trips.Load())
+			}
+			require.Equal(t, 2, cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")))
+			require.Equal(t, 2+2*more, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the first time")
+			require.Equal(t, 2+more, cost(withKey(t, testbed.OrderPath, "k", "{}")), "the second time")
+		})
+	}
+}
+
+// The outcome is stored before the key is free, also by a Redis that has forgotten its scripts, and by a release in the background, after
+// four that were refused: nobody runs the request again in between.
+func TestIdempotency_TheOutcomeIsStoredBeforeTheKeyIsFree(t *testing.T) {
+	for name, fault := range map[string]func(rdb *redis.Client, trips *roundTrips){
+		"no scripts":           func(rdb *redis.Client, _ *roundTrips) { rdb.ScriptFlush(context.Background()) },
+		"releases that failed": func(_ *redis.Client, trips *roundTrips) { trips.fails.Store(4) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := redistest.Embedded(t)
+			b, other, runs, freed := testbed.New(t, env), env.Client(t), 0, make(chan struct{}, 100)
+			trips := &roundTrips{}
+			trips.after = func(last redis.Cmder) {
+				if record, ok := last.Args()[3].(*string); ok && last.Name() == "eval" {
+					assert.NotContains(t, *record, ":idem", "the outcome is stored after the release")
+				}
+				if runs < 2 || len(redistest.Keys(t, other, b.Prefix+":lock")) > 0 {
+					return
+				}
+				outcomes := 0
+				for _, record := range redistest.Keys(t, other, b.Prefix+":idem") {
+					outcomes += int(other.HLen(context.Background(), record).Val()) / 3
+				}
+				assert.Equal(t, runs, outcomes)
+				freed <- struct{}{}
+			}
+			h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+				if ok(w, r); runs > 0 { // the scripts are loaded
+					fault(other, trips)
+				}
+				runs++
+			})
+			b.Redis.AddHook(trips)
+			for _, key := range []string{"warm", "k"} {
+				require.Equal(t, http.StatusOK, testbed.Do(h, withKey(t, testbed.OrderPath, key, "{}")).Status)
+			}
+			<-freed
+		})
+	}
+}
+
+// A key is not handed over within the process before the outcome is stored.
+func TestIdempotency_ADuplicateThatWaitsForTheKeyDoesNotRun(t *testing.T) {
+	b, trips, begun := testbed.New(t, redistest.Embedded(t)), &roundTrips{}, make(chan struct{})
+	trips.alone = func(cmd redis.Cmder) {
+		if args := cmd.Args(); len(args) == 8 && strings.Contains(fmt.Sprint(args[3]), ":idem") {
+			time.Sleep(50 * time.Millisecond) // an outcome that is stored alone would come too late
+		}
+	}
+	var runs atomic.Int64
+	h := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 2 { // the first is for the scripts
+			close(begun)
+			redistest.Eventually(t, func() bool { return b.Locker.Local(0).Waiting > 0 }, "the other waits")
+		}
+		ok(w, r)
+	})
+	testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
+	b.Redis.AddHook(trips)
+	var all sync.WaitGroup
+	all.Go(func() { testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")) })
+	<-begun
+	require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")).Body)
+	all.Wait()
+	require.EqualValues(t, 2, runs.Load())
+}
+
+// A handler may release its key itself, at any time.
+func TestIdempotency_AHandlerThatReleasesItsKey(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	h := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		lease, _ := core.LeaseFrom(r.Context())
+		go func() { _ = lease.Release(context.Background()) }()
+		ok(w, r)
+	})
+	for i := range 50 {
+		require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, fmt.Sprint(i), "{}")).Body)
+	}
+}
+
+// A request whose grant comes to nothing does not bind its Idempotency-Key.
+func TestIdempotency_AGrantWithoutReplicasBeginsNothing(t *testing.T) {
+	b := testbed.New(t, redistest.Real(t))
+	h := idempotent(t, b, nil, ok)
+	testbed.Do(h, withKey(t, testbed.OrderPath, "warm", "{}"))
+	replicated := guarded(b.Locker.Guard(core.RejectConflicts, core.WaitReplicas(1, 50*time.Millisecond)), mustNotRun(t), remembering(newIdempotency(t, b)))
+	testbed.RequireProblem(t, testbed.Do(replicated, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	require.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{mended}")).Body)
+}
+
+// Requests that wait for one key get it from one another, without Redis, if what is recorded of them is stored already.
+func TestIdempotency_KeysAreHandedOver(t *testing.T) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { // a key is handed over for 50 ms at most
+		b, trips := testbed.New(t, env), &roundTrips{}
+		store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(b.Prefix))
+		require.NoError(t, err)
+		h := guarded(b.Locker.Guard(retry.Policy{MaxWait: time.Minute}), ok, remembering(store))
+		b.Redis.AddHook(trips)
+		var all sync.WaitGroup
+		for i := range 100 {
+			all.Go(func() { assert.Equal(t, "ok", testbed.Do(h, withKey(t, testbed.OrderPath, fmt.Sprint(i), "{}")).Body) })
+		}
+		all.Wait()
+		require.Less(t, trips.Load(), int64(50))
+	})
 }
