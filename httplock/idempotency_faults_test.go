@@ -188,6 +188,7 @@ type roundTrips struct {
 }
 
 type readOnlyError struct{}
+
 func (readOnlyError) Error() string { return "READONLY You can't write against a read only replica." }
 func (readOnlyError) RedisError()   {}
 
