@@ -269,8 +269,7 @@ func TestIdempotency_TheOutcomeIsStoredBeforeTheKeyIsFree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			env := redistest.Embedded(t)
-			b, other, runs, freed := testbed.New(t, env), env.Client(t), 0, make(chan struct{}, 100)
-			trips := &roundTrips{}
+			b, other, trips, runs, freed := testbed.New(t, env), env.Client(t), &roundTrips{}, 0, make(chan struct{}, 100)
 			trips.after = func(last redis.Cmder) {
 				if record, ok := last.Args()[3].(*string); ok && last.Name() == "eval" {
 					assert.NotContains(t, *record, ":idem", "the outcome is stored after the release")
