@@ -68,7 +68,7 @@ func (w *Worker) mayRun(c *claim) (refused *outcome) {
 		return w.notRun(errPaused)
 	case !w.takeRunSlot(c):
 		return w.notRun(errNoSlot)
-	case w.queue.runsAlone(c.message):
+	case c.runsAlone():
 		return w.isAlone(c)
 	case c.mayBePoison: // less and less is ahead, since nothing is claimed ahead
 		return w.waitUntil(c, func() bool { return len(w.ahead) == 0 })
@@ -78,15 +78,12 @@ func (w *Worker) mayRun(c *claim) (refused *outcome) {
 
 // runsAlone reports whether a message is to run with no other beside it: it is its last attempt, and all before were lost.
 // If its worker dies now, it was this message that killed it; before, it may have been any that ran there.
-func (q *Queue) runsAlone(m Message) bool {
-	return m.Attempt >= q.maxAttempts && m.allLost() && q.unrunnable(m) == nil
+func (c *claim) runsAlone() bool {
+	return c.stored.Attempts >= c.queue.maxAttempts && c.allLost() && c.unrunnable() == nil
 }
 
 // allLost reports whether the worker died in each attempt before this one, and there was one.
-func (m Message) allLost() bool { return m.Losses > 0 && m.Losses >= m.Attempt-1 }
-
-// ranAlone reports whether a message was run alone in the attempt before this one.
-func (m Message) ranAlone() bool { return len(m.state) > markLen && m.state[1:1+markLen] == markAlone }
+func (c *claim) allLost() bool { return c.stored.Losses > 0 && c.stored.Losses >= c.stored.Attempts-1 }
 
 // isAlone waits until the Worker has no other message, and records in Redis that this one runs
 // alone. It does not wait for messages that go on for a claim's lease after it began to wait. It
@@ -105,7 +102,7 @@ func (w *Worker) isAlone(c *claim) (refused *outcome) {
 	}); refused != nil {
 		return refused
 	}
-	held, err := c.partition.extendFor(c.ctx, w.queue.rdb, w.lease, true, []*claim{c})
+	held, err := c.partition.Extend(c.ctx, w.queue.rdb, w.lease, true, c.stored)
 	switch {
 	case err != nil:
 		refused = new(unreachable(c, err))

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -32,7 +33,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	require.True(t, settleTest(t, claimed, outcome{kind: OutcomeDone}))
 	_, err = q.Enqueue(t.Context(), Job{ID: "old", Key: "c", Coalesce: true})
 	require.NoError(t, err)
-	long := func(deadLetter string) []byte { return []byte(strings.Repeat(deadLetter, maxInline+1)) }
+	long := func(deadLetter string) []byte { return []byte(strings.Repeat(deadLetter, store.MaxInline+1)) }
 	jobs := []Job{
 		{ID: "plain", Name: "n", Payload: []byte("1"), MaxAge: age},
 		{ID: "long 1", Key: "l", Payload: long("1"), MaxAge: age},
@@ -44,26 +45,27 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 		{ID: "later", Key: "k", Delay: time.Minute, MaxAge: age},
 		{ID: "plain too", Name: "n", MaxAge: age},
 	}
-	batch := make([]*enqueueing, len(jobs))
-	for i, job := range jobs {
-		job.ID = strings.ReplaceAll(job.ID, " ", "-")
-		batch[i] = enqueueingOf(t.Context(), job, maxInline)
+	for i := range jobs {
+		jobs[i].ID = strings.ReplaceAll(jobs[i].ID, " ", "-")
 	}
-	q.partitions[0].enqueue(batch)
-	for _, e := range batch {
-		s, err := q.Status(t.Context(), e.job.ID)
-		if e.err != nil || err != nil {
-			return errors.Join(e.err, err)
+	stored, err := storeTogether(q.partitions[0], jobs...)
+	if err != nil {
+		return err
+	}
+	for i, job := range jobs {
+		s, err := q.Status(t.Context(), job.ID)
+		if err != nil {
+			return err
 		}
-		want := Status{ID: e.job.ID, Key: e.job.Key, Name: e.job.Name, Principal: e.job.Principal, State: StateQueued, EnqueuedAt: s.EnqueuedAt, ExpiresAt: s.EnqueuedAt.Add(e.job.MaxAge)}
-		if e.job.ID == "known" {
+		want := Status{ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal, State: StateQueued, EnqueuedAt: s.EnqueuedAt, ExpiresAt: s.EnqueuedAt.Add(job.MaxAge)}
+		if job.ID == "known" {
 			want.State, want.Attempts, want.ExpiresAt = StateDone, 1, known.ExpiresAt
 		}
-		if s != want || !e.expires.Equal(s.ExpiresAt) || e.stored == (e.job.ID == "known") {
-			return fmt.Errorf("%s: %+v, stored now: %v, until %v", e.job.ID, s, e.stored, e.expires)
+		if s != want || !stored[i].Expires.Equal(s.ExpiresAt) || stored[i].Now == (job.ID == "known") {
+			return fmt.Errorf("%s: %+v, stored now: %v, until %v", job.ID, s, stored[i].Now, stored[i].Expires)
 		}
-		if payload, err := q.Payload(t.Context(), e.job.ID); e.stored && (err != nil || !bytes.Equal(payload, e.job.Payload)) {
-			return fmt.Errorf("%s: the payload is %.9q: %w", e.job.ID, payload, err)
+		if payload, err := q.Payload(t.Context(), job.ID); stored[i].Now && (err != nil || !bytes.Equal(payload, job.Payload)) {
+			return fmt.Errorf("%s: the payload is %.9q: %w", job.ID, payload, err)
 		}
 	}
 	var due []string
@@ -75,7 +77,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if got := len(due); old.SupersededBy != "newer" || got != 6 { // all but later, known and keyed-too
 		return fmt.Errorf("old is replaced by %q, and %d are due: %s", old.SupersededBy, got, due)
 	}
-	const takes = 280 + (recordHeader+3*3)*5/4 // of bytes, a message with an id of three
+	const takes = 280 + (54+3*3)*5/4 // of bytes, a message with an id of three: its record has 54 before its texts
 	return errors.Join(fills(t, env, "few", 3, hooks, WithMaxDepth(3)), fills(t, env, "small", 7000/takes, hooks, WithMaxPayload(1), WithMaxBytes(7000)))
 }
 
@@ -88,20 +90,23 @@ func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redi
 	}
 	q, err := New(rdb, name, append(opts, WithPrefix(env.Prefix))...)
 	require.NoError(t, err)
-	batch := make([]*enqueueing, batchItems)
-	for i := range batch {
-		batch[i] = enqueueingOf(t.Context(), Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}, maxInline)
+	jobs := make([]Job, store.BatchItems)
+	for i := range jobs {
+		jobs[i] = Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}
 	}
-	q.partitions[0].enqueue(batch)
+	all, err := storeTogether(q.partitions[0], jobs...)
+	if err != nil {
+		return err
+	}
 	stored := 0
-	for _, e := range batch {
-		if e.stored {
+	for _, s := range all {
+		if s.Now {
 			stored++
-		} else if !errors.Is(e.err, ErrQueueFull) {
-			return e.err
+		} else if s.Full != store.QueueFull {
+			return fmt.Errorf("%s: a job is refused as %q", name, s.Full)
 		}
 	}
-	if n := rdb.HLen(t.Context(), q.partitions[0].keys[keyMessages]).Val(); stored != room || int(n) != room {
+	if n := rdb.HLen(t.Context(), q.partitions[0].Keys[store.KeyMessages]).Val(); stored != room || int(n) != room {
 		return fmt.Errorf("%s: %d are stored, and redis has %d, where there is room for %d", name, stored, n, room)
 	}
 	return nil
@@ -136,19 +141,6 @@ func TestBatch_MutantsAreCaught(t *testing.T) {
 		{"bytes of the usual are not counted", "enqueue", "all + 1, bytes + size, stored", "all + 1, bytes, stored"},
 		{"what takes more than the usual is left out", "enqueue", "if #others == 0 then", "if true then"},
 	})
-}
-
-// The script looks up all ids before it stores the first, so two of one id are stored by a call each.
-func TestDistinct_OneIDOnceInACall(t *testing.T) {
-	batch := func(ids string) (all []*enqueueing) {
-		for id := range strings.SplitSeq(ids, "") {
-			all = append(all, enqueueingOf(t.Context(), Job{ID: id}, maxInline))
-		}
-		return all
-	}
-	require.Equal(t, 3, distinct(batch("abc")))
-	require.Equal(t, 2, distinct(batch("abac")))
-	require.Equal(t, 1, distinct(batch("aa")))
 }
 
 // storesOnce reports it if a job of many callers is stored twice, not at all, or before an earlier one of its caller, while
@@ -192,12 +184,12 @@ func storesOnce(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	p := q.partitions[0]
 	stats, err := q.Stats(t.Context())
 	require.NoError(t, err)
-	if n := rdb.HLen(t.Context(), p.keys[keyMessages]).Val(); n != callers*each+1 || stats.Totals.Enqueued != n {
+	if n := rdb.HLen(t.Context(), p.Keys[store.KeyMessages]).Val(); n != callers*each+1 || stats.Totals.Enqueued != n {
 		return fmt.Errorf("%d messages are stored, and %d are counted", n, stats.Totals.Enqueued)
 	}
 	places := map[string][]string{}
-	for _, place := range rdb.ZRange(t.Context(), p.keys[keyFIFOs], 0, -1).Val() {
-		id, key := splitPlace(place)
+	for _, place := range rdb.ZRange(t.Context(), p.Keys[store.KeyFIFOs], 0, -1).Val() {
+		id, key := store.SplitPlace(place)
 		places[key] = append(places[key], id)
 	}
 	for c := range callers {

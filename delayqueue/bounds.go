@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 const (
@@ -136,11 +138,4 @@ func (q *Queue) fullBecause(full error) string {
 	}
 }
 
-// setArguments sets the arguments that many calls of scripts share.
-func (q *Queue) setArguments() {
-	q.spans = []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
-	q.admission = fmt.Sprint(q.maxDepth, " ", q.maxDepthPerKey, " ", q.maxBytesPerKey, " ", q.maxBytesPerPrincipal)
-}
-
-// fullWords are what the scripts say of a full queue.
-var fullWords = map[string]error{"key full": ErrKeyFull, "principal full": ErrPrincipalFull, "queue full": ErrQueueFull}
+var fullErrors = map[store.Full]error{store.KeyFull: ErrKeyFull, store.PrincipalFull: ErrPrincipalFull, store.QueueFull: ErrQueueFull}

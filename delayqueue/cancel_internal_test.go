@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -32,7 +33,7 @@ func TestCancel_WhatExpiredMeanwhileIsNotCancelled(t *testing.T) {
 				enqueueTest(t, q, "id", "k")
 				sent := 0
 				q.rdb.(*redis.Client).AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-					if !redistest.IsScript(cmd) || !slices.Contains([]any{cancelScript.Hash(), cancelScript.Source()}, redistest.Args(cmd)[1]) {
+					if !redistest.IsScript(cmd) || !slices.Contains([]any{store.Scripts["cancel"].Hash(), store.Scripts["cancel"].Source()}, redistest.Args(cmd)[1]) {
 						return
 					}
 					if sent++; sent == 1 {

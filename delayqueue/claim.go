@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/trust"
@@ -21,8 +22,6 @@ const (
 	pollUnheard = 500 * time.Millisecond
 	// A busy worker checks this often for messages of dead workers.
 	pollBusy     = time.Second
-	claimBatch   = 64          // messages
-	claimBytes   = 1 << 20     // of payload
 	claimTimeout = time.Second // for how long free slots wait for the reply
 	minPause     = time.Millisecond
 	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
@@ -36,7 +35,7 @@ const (
 // there are more slots than messages that run.
 type fetcher struct {
 	*Worker
-	partition *partition
+	partition *store.Partition
 	wake      chan struct{} // holds one: claim now
 	freed     chan string   // its keys that may be free
 	moreSlots chan struct{} // holds one: more may be claimed than before
@@ -86,7 +85,7 @@ func (w *fetcher) run() {
 			// The token stays: if only the reply was lost, the next claim returns the same messages.
 			unanswered++
 			pause := backoff.Exponential(unanswered, outageBefore, outageMost)
-			if isMoving(err) {
+			if store.IsMoving(err) {
 				unanswered = 0
 				pause = backoff.Exponential(failures, outageBefore, movingMost)
 			}
@@ -97,20 +96,20 @@ func (w *fetcher) run() {
 		failures, unanswered = 0, 0
 		w.noteClaim(b)
 		w.beginAll(b, token, sent, n)
-		if len(b.messages) > 0 || b.spent {
+		if len(b.Messages) > 0 || b.Spent {
 			token = "" // not after an empty reply: if a copy of that claim reaches Redis late, the next claim returns its messages
 		}
-		if n > 0 && len(b.messages) < want {
-			w.idle(b.wait, took)
+		if n > 0 && len(b.Messages) < want {
+			w.idle(b.Wait, took)
 		}
 	}
 }
 
 // noteClaim deals with what a claim's reply says besides its messages.
-func (w *fetcher) noteClaim(b batch) {
+func (w *fetcher) noteClaim(b store.Batch) {
 	w.claimed.Store(time.Now().UnixNano())
 	w.report(b)
-	for _, key := range b.emptied {
+	for _, key := range b.Emptied {
 		w.reconsider(key)
 	}
 }
@@ -134,7 +133,7 @@ const handBackYield, handBackYieldMost = 8 * time.Millisecond, 250 * time.Millis
 // ask claims up to n messages for the n slots that were taken, and returns how many of the slots
 // are left: after claimTimeout they are freed, for the other partitions, and the claim waits for
 // its reply without them.
-func (w *fetcher) ask(token string, n int) (b batch, left int, err error) {
+func (w *fetcher) ask(token string, n int) (b store.Batch, left int, err error) {
 	if n == 0 {
 		token = "" // claim nothing, nor what an earlier call claimed
 	}
@@ -143,17 +142,17 @@ func (w *fetcher) ask(token string, n int) (b batch, left int, err error) {
 	timer := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
 	defer timer.Stop()
 	// Not cancelled by Stop: messages whose claim is not known here would wait for its end.
-	b, err = w.partition.claim(w.ctx, token, w.lease, n)
+	b, err = w.partition.Claim(w.ctx, token, w.lease, n)
 	return b, int(held.Swap(0)), err
 }
 
 // beginAll runs the messages of a claim that was sent at sent, and frees the slots that are not
 // needed.
-func (w *fetcher) beginAll(b batch, token string, sent time.Time, slots int) {
-	claims := make([]*claim, len(b.messages))
-	for i, m := range b.messages { // all of them first: the heartbeat extends those that wait for a slot
-		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
-		claims[i].startBy, claims[i].whilePaused = sent.Add(b.left[i]), w.paused.Load()
+func (w *fetcher) beginAll(b store.Batch, token string, sent time.Time, slots int) {
+	claims := make([]*claim, len(b.Messages))
+	for i := range claims { // all of them first: the heartbeat extends those that wait for a slot
+		claims[i] = w.claims.add(w.ctx, w.queue, w.partition, &b.Messages[i], token, trust.Until(sent, w.lease))
+		claims[i].startBy, claims[i].whilePaused = sent.Add(b.Left[i]), w.paused.Load()
 	}
 	used := 0
 	for _, c := range claims {
@@ -172,12 +171,12 @@ func (w *fetcher) handBackClaim(token string) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	sent := time.Now()
-	b, err := w.partition.claim(ctx, token, w.lease, 0)
+	b, err := w.partition.Claim(ctx, token, w.lease, 0)
 	if err != nil {
 		return
 	}
-	for _, m := range b.messages {
-		c := w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+	for i := range b.Messages {
+		c := w.claims.add(w.ctx, w.queue, w.partition, &b.Messages[i], token, trust.Until(sent, w.lease))
 		w.handlers.Go(func() { w.process(c) }) // which is stopping
 	}
 }
@@ -197,7 +196,7 @@ func (w *fetcher) takeSlots() int {
 		case <-w.stopping:
 			return 0
 		}
-		n := 1 + w.takeFree(claimBatch-1)
+		n := 1 + w.takeFree(store.BatchItems-1)
 		// A message that is to run alone enters w.alone, and then sees that no slots are taken: it sees these, or is seen here.
 		if len(w.alone) == 0 {
 			return n
@@ -282,22 +281,22 @@ func (w *fetcher) pause(d time.Duration, wakeable bool) {
 	}
 }
 
-func (w *Worker) report(b batch) {
-	if b.redelivered == 0 && b.expired == 0 {
+func (w *Worker) report(b store.Batch) {
+	if b.Redelivered == 0 && b.Expired == 0 {
 		return
 	}
 	level := slog.LevelInfo
-	if b.redelivered > 0 {
+	if b.Redelivered > 0 {
 		level = slog.LevelWarn
 	}
-	w.log.LogAttrs(context.Background(), level, "delayqueue: reaped", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
+	w.log.LogAttrs(context.Background(), level, "delayqueue: reaped", slog.Int64("redelivered", b.Redelivered), slog.Int64("expired", b.Expired))
 	observe(w.log, func() {
-		w.observer.OnReaped(w.ctx, Reaped{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired})
+		w.observer.OnReaped(w.ctx, Reaped{Queue: w.queue.name, Redelivered: b.Redelivered, Expired: b.Expired})
 	})
 }
 
 // fetcherOf returns the fetcher of a partition, and makes it if there is none.
-func (w *Worker) fetcherOf(p *partition) *fetcher {
+func (w *Worker) fetcherOf(p *store.Partition) *fetcher {
 	find := func() *fetcher {
 		all := *w.fetchers.Load()
 		if i := slices.IndexFunc(all, func(c *fetcher) bool { return c.partition == p }); i >= 0 {
@@ -316,7 +315,7 @@ func (w *Worker) fetcherOf(p *partition) *fetcher {
 			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
 			wake: make(chan struct{}, 1), freed: make(chan string, announcements), moreSlots: make(chan struct{}, 1),
 		}
-		p.workers.Store(max(p.workers.Load(), int64(w.concurrency)))
+		p.Expect((1 + aheadMost) * w.concurrency)
 		all := append(slices.Clip(*w.fetchers.Load()), c)
 		w.fetchers.Store(&all)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -37,8 +38,8 @@ func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 		for _, key := range []string{"", "k"} {
 			runs = 0
 			for _, id := range []string{"frozen", "frozen inside", "well"} {
-				m := Message{ID: id, Key: key, Attempt: 1}
-				c := w.claims.add(w.ctx, q.partitions[0], m, "token", time.Now().Add(time.Hour))
+				m := &store.Message{ID: id, Key: key, Attempts: 1}
+				c := w.claims.add(w.ctx, q, q.partitions[0], m, "token", time.Now().Add(time.Hour))
 				frozen = c
 				if id == "frozen" {
 					freeze()
@@ -68,7 +69,7 @@ func TestClaim_AClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q := testQueue(t, env)
 				var n, over atomic.Int64
-				q.rdb.(*redis.Client).AddHook(aroundScript{claimScript, func(next func() error) error {
+				q.rdb.(*redis.Client).AddHook(aroundScript{store.Scripts["claim"], func(next func() error) error {
 					switch n := n.Add(1); {
 					case n < 9:
 						return replyError("TRYAGAIN Multiple keys request during rehashing of slot")
@@ -99,7 +100,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			q := testQueue(t, redistest.Embedded(t))
 			w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil }, WithConcurrency(1))
 			enqueueTest(t, q, "id", "")
-			b, err := q.partitions[0].claim(t.Context(), "token", time.Minute, 1)
+			b, err := q.partitions[0].Claim(t.Context(), "token", time.Minute, 1)
 			require.NoError(t, err)
 			w.slots <- struct{}{}
 			for range cap(w.ahead) {
@@ -137,11 +138,11 @@ func marksAlone(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	enqueueTest(t, q, "id", "")
 	for try := range 3 {
 		c := claimTest(t, q, fmt.Sprint("try.", try+1), 1)[0]
-		if was := c.message.ranAlone(); was != (try > 0) {
+		if was := c.stored.Alone; was != (try > 0) {
 			return fmt.Errorf("try %d: it was run alone: %v", try, was)
 		}
 		for range 2 { // the second as after a lost reply
-			if held, err := p.extendFor(t.Context(), q.rdb, time.Minute, true, []*claim{c}); err != nil || !held[0] {
+			if held, err := p.Extend(t.Context(), q.rdb, time.Minute, true, c.stored); err != nil || !held[0] {
 				return fmt.Errorf("it is held: %v, %w", held, err)
 			}
 		}
@@ -151,9 +152,9 @@ func marksAlone(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 			}
 			break
 		}
-		require.NoError(t, q.rdb.ZAdd(t.Context(), p.keys[keyRunning], scored(1, memberOf("id", ""))).Err()) // its worker dies
+		require.NoError(t, q.rdb.ZAdd(t.Context(), p.Keys[store.KeyRunning], scored(1, store.MemberOf("id", ""))).Err()) // its worker dies
 	}
-	if claimTest(t, q, "last.1", 1)[0].message.ranAlone() {
+	if claimTest(t, q, "last.1", 1)[0].stored.Alone {
 		return errors.New("its attempt has ended, and it was run alone")
 	}
 	return nil

@@ -1,10 +1,10 @@
 package delayqueue
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: for
@@ -29,32 +29,12 @@ func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
 }
 
-const flagCoalesces, flagParkedCoalesces, flagGiven = 'c', 'q', '='
-
-// flags are what enqueue.lua needs to know about how a job joins the queue.
-func (j Job) flags() string {
-	switch {
-	case !j.Coalesce && !j.parked:
-		return "-"
-	case !j.Coalesce:
-		return "p"
-	}
-	flags := string(rune(flagCoalesces))
-	if j.parked {
-		flags = string(rune(flagParkedCoalesces))
-	}
-	if j.QuietPeriod > 0 {
-		flags += strconv.FormatInt(ceilMilliseconds(j.MaxDelay), 10)
-	}
-	return flags
-}
-
 // checkQuiet returns what is wrong with a quiet period and its bound, or "".
 func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
 	switch {
 	case quiet < time.Millisecond || quiet > maxDelay:
 		return "want a quiet period of at least 1ms, and no longer than the longest delay"
-	case ceilMilliseconds(maxDelay) >= ceilMilliseconds(maxAge): // it would be too old when it is due
+	case store.Milliseconds(maxDelay) >= store.Milliseconds(maxAge): // it would be too old when it is due
 		return "the longest delay is not shorter than the max age, " + maxAge.String()
 	}
 	return ""

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -63,7 +64,7 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 		return q
 	}
 	q, d := queue(), damages[damage]
-	base := q.partitions[0].keys
+	base := q.partitions[0].Keys
 	want, dead := map[string][]string{}, []string{}
 	for k := range keys {
 		key := fmt.Sprint("k", k)
@@ -75,10 +76,10 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 			}
 		}
 		if d.runs != "" {
-			require.NoError(t, rdb.HSet(t.Context(), q.partitions[0].keys[keyAttempts], key+d.runs, d.flag+"------1 0 0 0 nobody ").Err())
+			require.NoError(t, rdb.HSet(t.Context(), q.partitions[0].Keys[store.KeyAttempts], key+d.runs, d.flag+"------1 0 0 0 nobody ").Err())
 		}
 		for i, number := range d.strangers {
-			require.NoError(t, rdb.ZAdd(t.Context(), q.partitions[0].keys[keyFIFOs], scored(0, fmt.Sprint(key, "\n", number, key, "-stranger", i))).Err())
+			require.NoError(t, rdb.ZAdd(t.Context(), q.partitions[0].Keys[store.KeyFIFOs], scored(0, fmt.Sprint(key, "\n", number, key, "-stranger", i))).Err())
 		}
 		for _, id := range d.dead {
 			dead = append(dead, key+id)
@@ -117,14 +118,14 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 		for range 2 * keys {
 			<-inside
 		}
-		require.NoError(t, rdb.Del(t.Context(), base[keyRunning]).Err())
+		require.NoError(t, rdb.Del(t.Context(), base[store.KeyRunning]).Err())
 		require.NoError(t, q.Pause(t.Context(), time.Hour))
 		for k := range keys { // another one that ends makes no other due
 			key := fmt.Sprint("k", k)
 			require.NoError(t, q.Cancel(t.Context(), key+"-4"))
 			want[key] = want[key][:each-1]
 		}
-		if n := rdb.ZCard(t.Context(), base[keyWaiting]).Val(); n > 0 {
+		if n := rdb.ZCard(t.Context(), base[store.KeyWaiting]).Val(); n > 0 {
 			return violated("%d that run are due", n)
 		}
 		require.NoError(t, q.Resume(t.Context()))
@@ -134,7 +135,7 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 			require.NoError(t, err)
 			want[key] = append(want[key], key+"-late")
 		}
-		redistest.Eventually(t, func() bool { return rdb.ZCard(t.Context(), base[keyWaiting]).Val() == 0 }, "they do not join")
+		redistest.Eventually(t, func() bool { return rdb.ZCard(t.Context(), base[store.KeyWaiting]).Val() == 0 }, "they do not join")
 		opened()
 	}
 	if err := allEnd(t, q); err != nil {
@@ -147,9 +148,9 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 			return violated("%q is %s: %s", id, e.State, e.Cause)
 		}
 	}
-	left, err := rdb.HGet(t.Context(), base[keyCounts], "bytes").Int()
+	left, err := rdb.HGet(t.Context(), base[store.KeyCounts], "bytes").Int()
 	require.NoError(t, err)
-	if n := rdb.ZCard(t.Context(), base[keyDead]).Val(); int(n) != len(dead) || n == 0 && left != 0 {
+	if n := rdb.ZCard(t.Context(), base[store.KeyDead]).Val(); int(n) != len(dead) || n == 0 && left != 0 {
 		return violated("%d are dead, and what is open has %d bytes", n, left)
 	}
 	for k := 0; k < keys && d.runs != ""; k++ {
@@ -172,11 +173,11 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 // allEnd waits until nothing is queued or runs, or nobody would look at what is.
 func allEnd(t *testing.T, q *Queue) error {
 	t.Helper()
-	keys := q.partitions[0].keys
+	keys := q.partitions[0].Keys
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		tx := q.rdb.TxPipeline()
-		messages, dead := tx.HLen(t.Context(), keys[keyMessages]), tx.ZCard(t.Context(), keys[keyDead])
-		due, running := tx.ZCard(t.Context(), keys[keyWaiting]), tx.ZCard(t.Context(), keys[keyRunning])
+		messages, dead := tx.HLen(t.Context(), keys[store.KeyMessages]), tx.ZCard(t.Context(), keys[store.KeyDead])
+		due, running := tx.ZCard(t.Context(), keys[store.KeyWaiting]), tx.ZCard(t.Context(), keys[store.KeyRunning])
 		_, err := tx.Exec(t.Context())
 		require.NoError(t, err)
 		switch queued := messages.Val() - dead.Val(); {

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -18,15 +19,13 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 		const keys, n, slots = 4, 2048, 4
 		q := testQueue(t, env)
 		p := q.partitions[0]
-		for at := 0; at < n; at += batchItems {
-			var batch []*enqueueing
-			for i := at; i < at+batchItems; i++ {
-				batch = append(batch, enqueueingOf(t.Context(), Job{ID: fmt.Sprintf("m%05d", i), Key: fmt.Sprint("k", i%keys), Delay: time.Millisecond, MaxAge: time.Hour}, maxInline))
+		for at := 0; at < n; at += store.BatchItems {
+			var batch []Job
+			for i := at; i < at+store.BatchItems; i++ {
+				batch = append(batch, Job{ID: fmt.Sprintf("m%05d", i), Key: fmt.Sprint("k", i%keys), Delay: time.Millisecond, MaxAge: time.Hour})
 			}
-			p.enqueue(batch)
-			for _, e := range batch {
-				require.NoError(t, e.err)
-			}
+			_, err := storeTogether(p, batch...)
+			require.NoError(t, err)
 		}
 		redistest.Eventually(t, func() bool {
 			s, err := q.Stats(t.Context())
@@ -36,10 +35,10 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 		enqueueTest(t, q, "of-another", "another")
 		claims := 0
 		claim := func() (ids []string) {
-			b, err := p.claim(t.Context(), fmt.Sprint("token.", claims+1), time.Hour, slots)
+			b, err := p.Claim(t.Context(), fmt.Sprint("token.", claims+1), time.Hour, slots)
 			require.NoError(t, err)
 			claims++
-			for _, m := range b.messages {
+			for _, m := range b.Messages {
 				ids = append(ids, m.ID)
 			}
 			return ids
@@ -54,7 +53,7 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 		}
 		require.LessOrEqual(t, claims, 3+n/256, "claims until all have joined")
 
-		places, err := env.Client(t).ZRange(t.Context(), p.base+":f", 0, -1).Result()
+		places, err := env.Client(t).ZRange(t.Context(), p.Base+":f", 0, -1).Result()
 		require.NoError(t, err)
 		require.Len(t, places, n+1)
 		for i, place := range places[1:] { // by key, and in a key by when they were enqueued

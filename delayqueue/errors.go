@@ -1,15 +1,10 @@
 package delayqueue
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
 // The errors of this package, distinguished by [errors.Is]. If Redis fails the error wraps [core.ErrUnavailable], for a
@@ -158,26 +153,4 @@ func OutcomeOf(err error) Outcome {
 		return OutcomeConflict
 	}
 	return OutcomeRetry
-}
-
-// redisError returns the error of a command that failed: the caller's own ctx's if that has ended,
-// else one that wraps core.ErrUnavailable.
-func redisError(ctx context.Context, op string, err error) error {
-	if ctx.Err() != nil {
-		return callerGone(ctx, op)
-	}
-	if isMoving(err) {
-		return fmt.Errorf("delayqueue: %s: %w: the queue's slot is being moved to another node: %w", op, core.ErrUnavailable, err)
-	}
-	return fmt.Errorf("delayqueue: %s: %w: %w", op, core.ErrUnavailable, err)
-}
-
-// isMoving reports whether some of the keys are on another node, to which their slot is being
-// moved, or have moved while go-redis followed them, which it does three times.
-func isMoving(err error) bool {
-	return redis.HasErrorPrefix(err, "TRYAGAIN ") || redis.HasErrorPrefix(err, "ASK ") || redis.HasErrorPrefix(err, "MOVED ")
-}
-
-func callerGone(ctx context.Context, op string) error {
-	return fmt.Errorf("delayqueue: %s: %w", op, ctxerr.Of(ctx))
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // WithConflictBackoff sets the delay of messages that met a held key.
@@ -21,13 +23,13 @@ func WithConflictBackoff(initial, most time.Duration) WorkerOption {
 
 // The longest payloads in records.
 const (
-	MaxInline     = maxInline
-	MaxInlineFull = maxInlineFull
+	MaxInline     = store.MaxInline
+	MaxInlineFull = store.MaxInlineFull
 )
 
 // ClaimWithoutMessages is how many elements the reply to a claim has that brings no messages: its head, and what conclude() of
 // common.lua adds.
-const ClaimWithoutMessages = claimHead + 1
+const ClaimWithoutMessages = store.ClaimHead + 1
 
 // The defaults of WithMaxDepth and WithPartitions on a Cluster.
 const (
@@ -36,24 +38,17 @@ const (
 )
 
 // ScriptHashes are the scripts' names as EVALSHA knows them.
-var ScriptHashes = map[string]string{
-	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
-	"settle": settleScript.Hash(), "wake": wakeScript.Hash(), "cancel": cancelScript.Hash(),
-	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(), "page": pageScript.Hash(),
-	"payloads": payloadsScript.Hash(), "free": freeScript.Hash(),
-}
-
-// Plain is a message with its exported fields alone.
-func (m Message) Plain() Message {
-	return Message{
-		ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Payload: m.Payload,
-		Attempt: m.Attempt, Conflicts: m.Conflicts, Losses: m.Losses, EnqueuedAt: m.EnqueuedAt, ExpiresAt: m.ExpiresAt,
+var ScriptHashes = func() map[string]string {
+	hashes := map[string]string{}
+	for name, script := range store.Scripts {
+		hashes[name] = script.Hash()
 	}
-}
+	return hashes
+}()
 
 // EditRecord changes what Redis holds of a message, in the key of a queue with one partition.
 func (q *Queue) EditRecord(key, id string, edit func(string) string) error {
-	name := q.partitions[0].base + ":" + key
+	name := q.partitions[0].Base + ":" + key
 	was, err := q.rdb.HGet(context.Background(), name, id).Result()
 	if err != nil {
 		return err
@@ -66,7 +61,7 @@ func scored(score float64, member string) redis.Z { return redis.Z{Score: score,
 // ClaimAndDie claims all that is due as a worker that dies at once.
 func (q *Queue) ClaimAndDie(lease time.Duration) error {
 	for _, p := range q.partitions {
-		if _, err := p.claim(context.Background(), "dead-worker-"+rand.Text(), lease, claimBatch); err != nil {
+		if _, err := p.Claim(context.Background(), "dead-worker-"+rand.Text(), lease, store.BatchItems); err != nil {
 			return err
 		}
 	}
@@ -97,13 +92,13 @@ func (q *Queue) ToldWaiters() (n int) {
 // PassEnded lets time pass for what ended in a queue's only partition.
 func (q *Queue) PassEnded(d time.Duration) error {
 	for _, ring := range []string{"results", "made", "given"} {
-		words := strings.Fields(q.rdb.HGet(context.Background(), q.partitions[0].keys[keyCounts], ring).Val())
+		words := strings.Fields(q.rdb.HGet(context.Background(), q.partitions[0].Keys[store.KeyCounts], ring).Val())
 		for i, word := range words {
 			if n, _ := strconv.ParseInt(word, 10, 64); n > 1e12 { // a time
 				words[i] = fmt.Sprint(n - d.Milliseconds())
 			}
 		}
-		if err := q.rdb.HSet(context.Background(), q.partitions[0].keys[keyCounts], ring, strings.Join(words, " ")).Err(); err != nil {
+		if err := q.rdb.HSet(context.Background(), q.partitions[0].Keys[store.KeyCounts], ring, strings.Join(words, " ")).Err(); err != nil {
 			return err
 		}
 	}

@@ -1,5 +1,7 @@
 package delayqueue
 
+import "github.com/perkey-go/perkey/delayqueue/internal/store"
+
 // Halt says what does not run after a dead letter: see [WithHaltOnDeath].
 type Halt int
 
@@ -14,8 +16,7 @@ const (
 	HaltKey
 )
 
-// haltCodes are the arguments of scripts for a Halt.
-var haltCodes = [...]string{HaltNothing: "-", HaltParked: "p", HaltKey: "k"}
+var halts = [...]string{HaltNothing: store.HaltsNothing, HaltParked: store.HaltsParked, HaltKey: store.HaltsKey}
 
 // WithHaltOnDeath sets what a dead letter halts. With [HaltParked] or [HaltKey] the other messages
 // of its key, queued and new ones, wait until the dead letter is redriven or purged, or its

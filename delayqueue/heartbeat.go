@@ -9,13 +9,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
 // claim is a message that this Worker has claimed and not settled yet.
 type claim struct {
-	message   Message
-	partition *partition
+	message   Message // as its handler gets it
+	stored    *store.Message
+	queue     *Queue
+	partition *store.Partition
 	token     string
 	// ctx ends with ErrClaimLost when the claim is lost, and with the Worker's.
 	ctx         context.Context
@@ -45,9 +48,9 @@ type claims struct {
 	held map[*claim]struct{}
 }
 
-func (s *claims) add(parent context.Context, p *partition, m Message, token string, deadline time.Time) *claim {
+func (s *claims) add(parent context.Context, q *Queue, p *store.Partition, m *store.Message, token string, deadline time.Time) *claim {
 	now := time.Now()
-	c := &claim{message: m, partition: p, token: token, taken: now, since: now, deadline: deadline}
+	c := &claim{message: messageOf(m), stored: m, queue: q, partition: p, token: token, taken: now, since: now, deadline: deadline}
 	c.ctx, c.cancel = context.WithCancelCause(parent)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +104,7 @@ func (s *claims) until(c *claim) time.Time {
 }
 
 // of returns a partition's claims.
-func (s *claims) of(p *partition) (list []*claim) {
+func (s *claims) of(p *store.Partition) (list []*claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.held {
@@ -141,7 +144,7 @@ const (
 // while Redis does not answer, until all handlers have returned. Each partition has its
 // own: one whose node is down must not cost the others their claims. Nor does a beat on a
 // dead connection: another one follows it.
-func (w *Worker) heartbeat(p *partition, drained <-chan struct{}) {
+func (w *Worker) heartbeat(p *store.Partition, drained <-chan struct{}) {
 	timer := time.NewTimer(w.lease / 3)
 	defer timer.Stop()
 	var beats sync.WaitGroup
@@ -176,18 +179,27 @@ func (w *Worker) heartbeat(p *partition, drained <-chan struct{}) {
 	}
 }
 
+func storedOf(claims []*claim) []*store.Message {
+	all := make([]*store.Message, len(claims))
+	for i, c := range claims {
+		all[i] = c.stored
+	}
+	return all
+}
+
 // beat extends the claims in a partition once. It reports whether Redis answered.
-func (w *Worker) beat(p *partition) bool {
+func (w *Worker) beat(p *store.Partition) bool {
 	var failed atomic.Bool
 	var batches sync.WaitGroup
 	for some := range slices.Chunk(w.claims.of(p), extendBatch) {
 		batches.Go(func() {
+			messages := storedOf(some)
 			sent := time.Now()
-			held, err := p.extend(context.Background(), w.beats.Get(), w.lease, some)
+			held, err := p.Extend(context.Background(), w.beats.Get(), w.lease, false, messages...)
 			if err != nil && w.heartbeats == nil {
 				// Perhaps no connection could be had: the queue's client may have one.
 				sent = time.Now()
-				held, err = p.extend(context.Background(), w.queue.rdb, w.lease, some)
+				held, err = p.Extend(context.Background(), w.queue.rdb, w.lease, false, messages...)
 			}
 			if err != nil {
 				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -54,8 +55,8 @@ func (p *history) knows(id string) bool {
 
 // isGiven reports whether an id is known as one that a caller gave.
 func (p *history) isGiven(id string) (given bool) {
-	for i := range buckets {
-		given = given || p.q.rdb.HExists(p.t.Context(), p.q.partitions[0].keys[keyEnded+buckets+i], id).Val()
+	for i := range store.Buckets {
+		given = given || p.q.rdb.HExists(p.t.Context(), p.q.partitions[0].Keys[store.KeyEnded+store.Buckets+i], id).Val()
 	}
 	return given
 }
@@ -200,7 +201,10 @@ func (p *history) ended() error {
 			return err
 		}
 	}
-	p.q.spans[0] = fmt.Sprint((2 * time.Hour).Milliseconds(), " ", p.q.maxBytes) // a deployment raises the retention
+	p.q.retention = 2 * time.Hour // a deployment raises it
+	p.q.store = p.q.newStore()
+	p.q.partitions = p.q.store.Partitions(1)
+	p.q.manifest.Store(nil)
 	if _, err := p.run(Job{ID: "more"}, outcome{kind: OutcomeDone}); err != nil {
 		return err
 	}
@@ -269,9 +273,9 @@ func (p *history) purge() error {
 	_, err := p.q.PurgeAll(p.t.Context(), Filter{})
 	require.NoError(p.t, err)
 	part := p.q.partitions[0]
-	left, err := p.q.rdb.HGet(p.t.Context(), part.keys[keyCounts], "letters").Result()
+	left, err := p.q.rdb.HGet(p.t.Context(), part.Keys[store.KeyCounts], "letters").Result()
 	require.NoError(p.t, err)
-	sums, err := p.q.rdb.Exists(p.t.Context(), part.keys[keyLoads], part.keys[keyLetters]).Result()
+	sums, err := p.q.rdb.Exists(p.t.Context(), part.Keys[store.KeyLoads], part.Keys[store.KeyLetters]).Result()
 	require.NoError(p.t, err)
 	if left != "0" || sums != 0 {
 		return violated("no dead letter is left, and %s bytes and %d sums of them are", left, sums)
@@ -361,12 +365,12 @@ func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
 			_, err := p.dies("", "pay", "mallory", 0)
 			require.NoError(t, err)
 		}
-		keys := q.partitions[0].keys
-		require.NoError(t, q.rdb.HSet(t.Context(), keys[keyCounts], "letters", q.maxBytes).Err())
-		require.NoError(t, q.rdb.Del(t.Context(), keys[keyLoads], keys[keyLetters]).Err())
-		b, err := q.partitions[0].claim(t.Context(), "another.1", time.Minute, 1)
+		keys := q.partitions[0].Keys
+		require.NoError(t, q.rdb.HSet(t.Context(), keys[store.KeyCounts], "letters", q.maxBytes).Err())
+		require.NoError(t, q.rdb.Del(t.Context(), keys[store.KeyLoads], keys[store.KeyLetters]).Err())
+		b, err := q.partitions[0].Claim(t.Context(), "another.1", time.Minute, 1)
 		require.NoError(t, err)
-		require.Greater(t, b.wait, time.Second)
+		require.Greater(t, b.Wait, time.Second)
 		s, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, 2, s.Dead)

@@ -181,21 +181,3 @@ func TestJunk_AKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
 		b.reaches("a", delayqueue.StateDone)
 	})
 }
-
-func TestJunk_MessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		other := b.env.Prefix + ":queue:{q/1.2}:open"
-		require.NoError(t, b.rdb.ZAdd(t.Context(), other, redisZ(1, "id k")).Err())
-		in := []string{keylessIDs("in", 0, 1)[0], keylessIDs("in", 1, 1)[0]}
-		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: in[0]})
-		require.ErrorIs(t, err, delayqueue.ErrOtherLayout)
-		require.ErrorIs(t, b.queue.ClaimAndDie(time.Second), delayqueue.ErrOtherLayout)
-		b.enqueue(delayqueue.Job{ID: in[1]})
-		require.NoError(t, b.rdb.Del(t.Context(), other).Err())
-		b.enqueue(delayqueue.Job{ID: in[0]})
-		b.start((&ran{}).handle)
-		for _, id := range in {
-			b.reaches(id, delayqueue.StateDone)
-		}
-	}, delayqueue.WithPartitions(2))
-}

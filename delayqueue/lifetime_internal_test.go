@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -29,7 +30,7 @@ func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
 			for i := range others {
 				enqueue(fmt.Sprint(i), time.Hour)
 			}
-			require.NoError(t, rdb.HDel(t.Context(), p.keys[keyCounts], "till").Err())
+			require.NoError(t, rdb.HDel(t.Context(), p.Keys[store.KeyCounts], "till").Err())
 			for i := range others {
 				require.NoError(t, q.Cancel(t.Context(), fmt.Sprint(i)))
 			}
@@ -38,12 +39,12 @@ func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
 				require.NoError(t, err)
 			}
 			enqueue("last", time.Hour)
-			for _, key := range p.keys[:keyResults] {
+			for _, key := range p.Keys[:store.KeyResults] {
 				if left := rdb.PTTL(t.Context(), key).Val(); left != -2 {
 					require.Greater(t, left, 30*24*time.Hour-time.Minute, "%s, beside %d", key, others)
 				}
 			}
-			require.Positive(t, rdb.PTTL(t.Context(), p.keys[keyAttempts]).Val())
+			require.Positive(t, rdb.PTTL(t.Context(), p.Keys[store.KeyAttempts]).Val())
 		}
 	})
 }

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // LineEntry is a message in its key's FIFO; see [Queue.Line].
@@ -40,7 +39,7 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	if err != nil {
 		return nil, "", err
 	}
-	last := key + "\n" // the place after which the page begins
+	last := store.LineStart(key) // the place after which the page begins
 	if cursor != "" {
 		plain, err := base64.RawURLEncoding.DecodeString(cursor)
 		if err != nil || len(plain) <= len(last) || !strings.HasPrefix(string(plain), last) {
@@ -48,55 +47,20 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 		}
 		last = string(plain)
 	}
-	p := m.of(key, "")
-	places, err := p.line(ctx, key, last, limit+1)
-	if err != nil || len(places) == 0 {
+	messages, err := m.of(key, "").Line(ctx, key, last, limit+1)
+	if err != nil {
 		return nil, "", err
 	}
-	if len(places) > limit {
-		places = places[:limit]
-		next = base64.RawURLEncoding.EncodeToString([]byte(places[limit-1].place))
+	if len(messages) > limit {
+		messages = messages[:limit]
+		next = base64.RawURLEncoding.EncodeToString([]byte(messages[limit-1].Place))
 	}
-	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
-	for i, at := range places {
-		id, _ := splitPlace(at.place)
-		lookups[i] = p.lookUp(ctx, pipe, id, false)
-		lookups[i].entry(ctx, pipe, p, key)
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, l := range lookups {
-		if err := l.err(); err != nil {
-			return nil, "", redisError(ctx, "line", err)
-		}
-		if e := q.entry(l); (e.State == StateQueued || e.State == StateRunning) && e.Key == key {
-			line = append(line, LineEntry{Entry: e, Position: places[i].position})
+	for _, at := range messages {
+		if at.State != store.None { // else it has ended
+			line = append(line, LineEntry{Entry: q.entry(at.Found), Position: at.Position})
 		}
 	}
 	return line, next, nil
-}
-
-// fifoPlace is the place of a message in its key's FIFO.
-type fifoPlace struct {
-	place    string
-	position int64
-}
-
-// line reads at most n places of a key, after one.
-func (p *partition) line(ctx context.Context, key, after string, n int) ([]fifoPlace, error) {
-	pipe := p.queue.rdb.Pipeline()
-	before := pipe.ZLexCount(ctx, p.keys[keyFIFOs], "["+key+"\n", "["+after)
-	found := pipe.ZRangeByLex(ctx, p.keys[keyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, redisError(ctx, "line", err)
-	}
-	places := make([]fifoPlace, len(found.Val()))
-	for i, place := range found.Val() {
-		places[i] = fifoPlace{place, before.Val() + int64(i) + 1}
-		if place >= key+"\n~" { // delayed, or quiet
-			places[i].position = 0
-		}
-	}
-	return places, nil
 }
 
 const (
@@ -117,14 +81,14 @@ var errCountedEnough = errors.New("delayqueue: counted enough")
 // some seconds. If ctx ends first, or Redis does not answer, n is the count so far, with the error.
 func (q *Queue) Count(ctx context.Context, state State, f Filter) (n int64, exact bool, err error) {
 	switch {
-	case listed[state] == nil:
+	case !isListed(state):
 		return 0, false, invalidArgument("count", "state %q: want %s, %s or %s", state, StateQueued, StateRunning, StateDead)
 	case state != StateDead && (!f.DiedFrom.IsZero() || !f.DiedBefore.IsZero()):
 		return 0, false, invalidArgument("count", "the filter has a time of death, which %s messages do not have", state)
 	}
 	match := func(e Entry) bool { return e.State == state && f.matches(e) }
 	seen := 0
-	err = q.scanPages(ctx, "count", state, f, match, func(_ *partition, batch []Entry) error {
+	err = q.scanPages(ctx, "count", state, f, match, func(_ *store.Partition, batch []Entry) error {
 		n += int64(len(batch))
 		return nil
 	}, func(read int, took time.Duration) error {

@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
@@ -10,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Entry describes a message for operators, without its payload and its result. A field that is not
@@ -52,14 +51,14 @@ const maxPage = 1000
 // It takes two round trips, three for the first page, and a few more while queued messages without
 // a key are listed. Redis takes O(limit + (log n)²) in each partition, with n messages in it.
 func (q *Queue) List(ctx context.Context, state State, cursor string, limit int) (entries []Entry, next string, err error) {
-	if listed[state] == nil {
+	if !isListed(state) {
 		return nil, "", invalidArgument("list", "state %q: want %s, %s or %s; look others up by id, with Peek",
 			state, StateQueued, StateRunning, StateDead)
 	}
 	if limit < 1 || limit > maxPage {
 		return nil, "", invalidArgument("list", "limit %d: want 1 to %d", limit, maxPage)
 	}
-	var after *position
+	var after *store.Position
 	if cursor != "" {
 		if after, err = readCursor(state, cursor); err != nil {
 			return nil, "", err
@@ -69,15 +68,15 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 	if err != nil {
 		return nil, "", err
 	}
-	places, _, err := q.places(ctx, "list", m.partitions, state, after, limit+1, listed[state][0] != keyDead)
+	places, _, err := q.store.Places(ctx, "list", m.partitions, listed[state], after, limit+1, state != StateDead)
 	if err != nil {
 		return nil, "", err
 	}
 	if len(places) > limit {
 		places = places[:limit]
-		next = places[limit-1].cursor(state)
+		next = cursorAt(state, places[limit-1].Position)
 	}
-	all, err := q.lookUpAll(ctx, "list", state, places)
+	all, err := q.entries(ctx, "list", state, places)
 	if err != nil {
 		return nil, "", err
 	}
@@ -97,40 +96,16 @@ func (q *Queue) paged(ctx context.Context, op, cursor string) (*manifest, error)
 	return q.agreed(ctx, op)
 }
 
-// listed are the sorted sets that together have all messages of a state.
-var listed = map[State][]int{
-	StateQueued: {keyWaiting, keyFIFOs}, StateRunning: {keyRunning}, StateDead: {keyDead},
+// listed are the states that have lists.
+var listed = map[State]store.State{StateQueued: store.Queued, StateRunning: store.Running, StateDead: store.Dead}
+
+func isListed(state State) bool { return listed[state] != store.None }
+
+func cursorAt(state State, p store.Position) string {
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %d %s %s", state, p.Set, p.Score, p.Member))
 }
 
-// position is where an entry is, or was, in one of these sets.
-type position struct {
-	set    int
-	score  string // as Redis wrote it
-	member string
-}
-
-func (p position) order() float64 {
-	f, _ := strconv.ParseFloat(p.score, 64) // also of infinities
-	return f
-}
-
-// time is the score as a time; zero if it is not one.
-func (p position) time() time.Time {
-	if ms := p.order(); ms > 0 && ms < 1e15 {
-		return time.UnixMilli(int64(ms))
-	}
-	return time.Time{}
-}
-
-func compare(a, b position) int {
-	return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.order(), b.order()), strings.Compare(a.member, b.member))
-}
-
-func (p position) cursor(state State) string {
-	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %d %s %s", state, p.set, p.score, p.member))
-}
-
-func readCursor(state State, cursor string) (*position, error) {
+func readCursor(state State, cursor string) (*store.Position, error) {
 	plain, err := base64.RawURLEncoding.DecodeString(cursor)
 	parts := strings.SplitN(string(plain), " ", 4)
 	if err != nil || len(parts) != 4 {
@@ -141,124 +116,20 @@ func readCursor(state State, cursor string) (*position, error) {
 	}
 	set, err := strconv.Atoi(parts[1])
 	_, err2 := strconv.ParseFloat(parts[2], 64)
-	if err != nil || err2 != nil || !slices.Contains(listed[state], set) {
+	if err != nil || err2 != nil || !slices.Contains(store.Listed(listed[state]), set) {
 		return nil, invalidArgument("list", "the cursor is damaged: begin with an empty one")
 	}
-	return &position{set, parts[2], parts[3]}, nil
+	return &store.Position{Set: set, Score: parts[2], Member: parts[3]}, nil
 }
 
-// place is an entry in a partition's index.
-type place struct {
-	position
-	partition *partition
-}
-
-// places reads where messages of a state are, in all partitions as if they were one, n or more
-// after a position: fewer only if there are no more. now is the latest time at which a partition
-// was read.
-func (q *Queue) places(ctx context.Context, op string, parts []*partition, state State, after *position, n int, up bool) (
-	all []place, now time.Time, err error,
-) {
-	for _, set := range listed[state] {
-		if after != nil && after.set > set {
-			continue
-		}
-		if after != nil && after.set < set {
-			after = nil
-		}
-		for more := true; more && len(all) < n; {
-			var some []place
-			if some, after, more, now, err = q.page(ctx, op, parts, set, after, n-len(all), up); err != nil {
-				return nil, now, err
-			}
-			for _, at := range some {
-				if set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyFIFOs
-					all = append(all, at)
-				}
-			}
-		}
+// entries reads the messages at places of a state. One that is not in that state has none, and only its ID.
+func (q *Queue) entries(ctx context.Context, op string, state State, places []store.Place) ([]Entry, error) {
+	found, err := q.store.Read(ctx, op, listed[state], places)
+	entries := make([]Entry, len(found))
+	for i, f := range found {
+		entries[i] = q.entry(f)
 	}
-	return all, now, nil
-}
-
-// page reads one set of the partitions, as if it were one: some n entries after a position, and from
-// where to go on, if there are more.
-func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int, after *position, n int, up bool) (
-	places []place, next *position, more bool, now time.Time, err error,
-) {
-	way, less := "up", 1
-	if !up {
-		way, less = "down", -1
-	}
-	args := []any{set + 1, way, n}
-	if after != nil {
-		args = append(args, after.score, after.member)
-	}
-	var last *position // as far as all partitions were read
-	for i, call := range q.each(ctx, parts, pageScript, args...) {
-		reply, err := call.StringSlice()
-		if err != nil || len(reply)%2 != 1 {
-			return nil, nil, false, now, redisError(ctx, op, cmp.Or(err, luascript.ErrReply))
-		}
-		if at, ok := readMillis(reply[0]); ok {
-			now = later(now, at)
-		}
-		for j := 1; j < len(reply); j += 2 {
-			at := position{set, reply[j+1], reply[j]}
-			if after == nil || less*compare(at, *after) > 0 {
-				places = append(places, place{at, parts[i]})
-			}
-			if j == 2*n-1 && (last == nil || less*compare(at, *last) < 0) {
-				last = &at
-			}
-		}
-	}
-	slices.SortStableFunc(places, func(a, b place) int { return less * compare(a.position, b.position) })
-	if last != nil {
-		places = slices.DeleteFunc(places, func(at place) bool { return less*compare(at.position, *last) > 0 })
-	}
-	return places, last, last != nil, now, nil
-}
-
-// lookUpAll reads the messages at places of a state. One that is not in that state has none, and
-// only its ID.
-func (q *Queue) lookUpAll(ctx context.Context, op string, state State, places []place) ([]Entry, error) {
-	if len(places) == 0 {
-		return nil, nil
-	}
-	pipe, lookups := q.rdb.Pipeline(), make([]*lookup, len(places))
-	for i, at := range places {
-		id, key := at.message()
-		lookups[i] = at.partition.lookUp(ctx, pipe, id, false)
-		lookups[i].entry(ctx, pipe, at.partition, key)
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	entries := make([]Entry, len(places))
-	for i, at := range places {
-		id, key := at.message()
-		if err := lookups[i].err(); err != nil {
-			return nil, redisError(ctx, op, err)
-		}
-		e := q.entry(lookups[i])
-		if e.State != state || at.set != keyDead && e.Key != key {
-			e = Entry{Status: Status{ID: id}}
-		}
-		entries[i] = e
-	}
-	return entries, nil
-}
-
-// message is the id and, if the set has it, the key of the message at a place.
-func (at place) message() (id, key string) {
-	switch at.set {
-	case keyDead:
-		return at.member, ""
-	case keyFIFOs:
-		return splitPlace(at.member)
-	default:
-		id, key, _ = strings.Cut(at.member, " ")
-		return id, key
-	}
+	return entries, err
 }
 
 func invalidArgument(op, format string, args ...any) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -93,7 +94,7 @@ func computed(info string) (took time.Duration) {
 type longQueue struct {
 	*Queue
 	t *testing.T
-	p *partition
+	p *store.Partition
 	n int // names
 }
 
@@ -105,18 +106,16 @@ func (q *longQueue) name(what string) string {
 // fill enqueues n messages of a size, with these keys.
 func (q *longQueue) fill(n, size int, key func(i int) string) (ids []string) {
 	q.t.Helper()
-	for at := 0; at < n; at += batchItems {
-		var batch []*enqueueing
-		for i := at; i < min(n, at+batchItems); i++ {
+	for at := 0; at < n; at += store.BatchItems {
+		var batch []Job
+		for i := at; i < min(n, at+store.BatchItems); i++ {
 			j := Job{ID: q.name("id"), Key: key(i), Name: "name", Payload: make([]byte, size), MaxAge: time.Hour}
 			ids = append(ids, j.ID)
-			batch = append(batch, enqueueingOf(q.t.Context(), j, maxInline))
+			batch = append(batch, j)
 		}
-		for some := range slices.Chunk(batch, max(1, min(len(batch), batchBytes/max(1, size)))) {
-			q.p.enqueue(some)
-			for _, e := range some {
-				require.NoError(q.t, e.err)
-			}
+		for some := range slices.Chunk(batch, max(1, min(len(batch), (1<<20)/max(1, size)))) {
+			_, err := storeTogether(q.p, some...)
+			require.NoError(q.t, err)
 		}
 	}
 	return ids
@@ -127,7 +126,7 @@ func none(int) string { return "" }
 // claim claims n messages, in as many calls as that takes.
 func (q *longQueue) claim(n int) (claims []*claim) {
 	for range n {
-		claims = append(claims, claimTest(q.t, q.Queue, q.name("claim.")+".1", min(claimBatch, n-len(claims)))...)
+		claims = append(claims, claimTest(q.t, q.Queue, q.name("claim.")+".1", min(store.BatchItems, n-len(claims)))...)
 		if len(claims) >= n {
 			break
 		}
@@ -138,16 +137,15 @@ func (q *longQueue) claim(n int) (claims []*claim) {
 // settle settles claims together, with the next one for each.
 func (q *longQueue) settle(claims []*claim, v outcome) {
 	q.t.Helper()
-	var batch []*settling
+	var batch []*store.Settlement
 	for _, c := range claims {
 		v.next = q.name("next")
 		batch = append(batch, c.end(v, time.Minute))
 	}
 	for range 2 { // the second as after a lost reply
-		q.p.settle(batch)
+		q.p.SettleTogether(batch)
 		for _, s := range batch {
-			require.NoError(q.t, s.err)
-			s.done = make(chan struct{})
+			require.NoError(q.t, s.Err)
 		}
 	}
 }
@@ -171,7 +169,7 @@ func newLongQueue(t *testing.T, rdb redis.UniversalClient, opts ...Option) *long
 
 // keysOf are as many keys as a call takes messages.
 func keysOf(prefix string) func(int) string {
-	return func(i int) string { return fmt.Sprint(prefix, i%batchItems) }
+	return func(i int) string { return fmt.Sprint(prefix, i%store.BatchItems) }
 }
 
 // longestLoads make each script work as long as it can.
@@ -180,60 +178,60 @@ var longestLoads = []struct {
 	run  func(q *longQueue)
 }{
 	{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
-		q.fill(batchItems*2, 16<<10, keysOf(q.name("k")))
-		q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
+		q.fill(store.BatchItems*2, 16<<10, keysOf(q.name("k")))
+		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
 	}},
 	{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
-		q.fill(batchItems*2, 64<<10, none)
-		q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfAny})
+		q.fill(store.BatchItems*2, 64<<10, none)
+		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDone, which: nextOfAny})
 	}},
 	{"64 of 1 MiB: claimed, settled, and as many are cancelled", func(q *longQueue) {
-		q.fill(batchItems, 1<<20, none)
-		q.settle(q.claim(batchItems), outcome{kind: OutcomeDone})
-		_, err := q.p.cancel(q.t.Context(), q.fill(batchItems, 1<<20, none)...)
+		q.fill(store.BatchItems, 1<<20, none)
+		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDone})
+		_, err := q.p.Cancel(q.t.Context(), q.fill(store.BatchItems, 1<<20, none)...)
 		require.NoError(q.t, err)
 	}},
 	{"64 attempts fail, and become dead letters", func(q *longQueue) {
-		q.fill(batchItems, 64, keysOf(q.name("k")))
-		q.settle(q.claim(batchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})
-		q.settle(q.claim(batchItems), outcome{kind: OutcomeDead, err: errTooOld})
+		q.fill(store.BatchItems, 64, keysOf(q.name("k")))
+		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})
+		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDead, err: errTooOld})
 	}},
 	{"64 that are due are too old, with others behind them", func(q *longQueue) {
-		q.old(q.fill(batchItems*2, 64, keysOf(q.name("k"))))
+		q.old(q.fill(store.BatchItems*2, 64, keysOf(q.name("k"))))
 		for range 4 {
-			claimTest(q.t, q.Queue, q.name("late"), claimBatch)
+			claimTest(q.t, q.Queue, q.name("late"), store.BatchItems)
 		}
 	}},
 	{"64 saves replace one another, and 64 others", func(q *longQueue) {
 		key := keysOf(q.name("k"))
 		for _, of := range []func(int) string{key, key, func(int) string { return "line" }} {
-			var batch []*enqueueing
-			for i := range batchItems {
+			var batch []Job
+			for i := range store.BatchItems {
 				j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, QuietPeriod: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
-				batch = append(batch, enqueueingOf(q.t.Context(), j, maxInline))
+				batch = append(batch, j)
 			}
-			q.p.enqueue(batch)
+			_, _ = storeTogether(q.p, batch...)
 		}
 	}},
 	{"256 that are delayed join behind others of 64 keys, before 64 without a key", func(q *longQueue) {
 		key := keysOf(q.name("k"))
-		q.fill(batchItems, 64, key)
-		q.claim(batchItems)
+		q.fill(store.BatchItems, 64, key)
+		q.claim(store.BatchItems)
 		for range 5 {
-			var batch []*enqueueing
-			for i := range batchItems {
+			var batch []Job
+			for i := range store.BatchItems {
 				j := Job{ID: q.name("id"), Key: key(i), Delay: time.Millisecond, MaxAge: time.Hour}
-				batch = append(batch, enqueueingOf(q.t.Context(), j, maxInline))
+				batch = append(batch, j)
 			}
-			q.p.enqueue(batch)
+			_, _ = storeTogether(q.p, batch...)
 		}
 		time.Sleep(5 * time.Millisecond)
-		q.fill(batchItems, 64, none)
-		require.Len(q.t, claimTest(q.t, q.Queue, q.name("claim"), claimBatch), claimBatch)
+		q.fill(store.BatchItems, 64, none)
+		require.Len(q.t, claimTest(q.t, q.Queue, q.name("claim"), store.BatchItems), store.BatchItems)
 	}},
 	{"64 die, and no dead letter has room", func(q *longQueue) {
-		q.fill(batchItems, 64, keysOf(q.name("k")))
-		claims := q.claim(batchItems)
+		q.fill(store.BatchItems, 64, keysOf(q.name("k")))
+		claims := q.claim(store.BatchItems)
 		tight := newLongQueue(q.t, q.rdb, WithMaxPayload(1), WithMaxBytes(10_000))
 		for _, c := range claims {
 			c.partition = tight.p
@@ -243,18 +241,18 @@ var longestLoads = []struct {
 	}},
 	{"64 are refused whose keys are full of what is too old", func(q *longQueue) {
 		prefix := q.name("k")
-		q.old(q.fill(batchItems*3, 64, keysOf(prefix)))
+		q.old(q.fill(store.BatchItems*3, 64, keysOf(prefix)))
 		full := newLongQueue(q.t, q.rdb, WithMaxDepthPerKey(3))
-		var batch []*enqueueing
-		for i := range batchItems {
-			batch = append(batch, enqueueingOf(q.t.Context(), Job{ID: q.name("id"), Key: keysOf(prefix)(i), MaxAge: time.Hour}, maxInline))
+		var batch []Job
+		for i := range store.BatchItems {
+			batch = append(batch, Job{ID: q.name("id"), Key: keysOf(prefix)(i), MaxAge: time.Hour})
 		}
-		full.p.enqueue(batch)
+		_, _ = storeTogether(full.p, batch...)
 	}},
 	{"claims end, and are extended", func(q *longQueue) {
-		q.fill(2*batchItems, 64, none)
-		claims := q.claim(2 * batchItems)
-		_, err := q.p.extend(q.t.Context(), q.p.queue.rdb, time.Millisecond, claims)
+		q.fill(2*store.BatchItems, 64, none)
+		claims := q.claim(2 * store.BatchItems)
+		_, err := q.p.Extend(q.t.Context(), q.rdb, time.Millisecond, false, storedOf(claims)...)
 		require.NoError(q.t, err)
 		time.Sleep(5 * time.Millisecond)
 		for range 8 {
@@ -262,17 +260,17 @@ var longestLoads = []struct {
 		}
 	}},
 	{"64 keys are freed", func(q *longQueue) {
-		names := make([]string, wakeBatch)
+		names := make([]string, store.BatchItems)
 		for i := range names {
 			names[i] = q.name("k")
 		}
-		q.fill(wakeBatch, 64, func(i int) string { return names[i] })
-		q.settle(q.claim(wakeBatch), outcome{kind: OutcomeConflict, awaitsKey: true, delay: time.Hour})
-		_, err := q.p.wake(q.t.Context(), names, true)
+		q.fill(store.BatchItems, 64, func(i int) string { return names[i] })
+		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeConflict, awaitsKey: true, delay: time.Hour})
+		_, err := q.p.Wake(q.t.Context(), names, true)
 		require.NoError(q.t, err)
 	}},
 	{"a bucket with 100,000 is large, and then is needed no more", func(q *longQueue) {
-		bucket := q.p.keys[keyEnded+buckets+2] // of callers: the jobs have ids
+		bucket := q.p.Keys[store.KeyEnded+store.Buckets+2] // of callers: the jobs have ids
 		for range 100 {
 			args := make([]any, 0, 2000)
 			for range 1000 {
@@ -281,7 +279,7 @@ var longestLoads = []struct {
 			require.NoError(q.t, q.rdb.HSet(q.t.Context(), bucket, args...).Err())
 		}
 		require.NoError(q.t, q.rdb.Expire(q.t.Context(), bucket, time.Hour).Err())
-		counts := q.p.keys[keyCounts]
+		counts := q.p.Keys[store.KeyCounts]
 		now := time.Now()
 		require.NoError(q.t, q.rdb.HSet(q.t.Context(), counts, "given", fmt.Sprint("2 ", now.UnixMilli(), " 0 0 0 0 ", now.Add(time.Hour).UnixMilli(), " 1 0 0")).Err())
 		q.fill(1, 64, none)
@@ -293,23 +291,23 @@ var longestLoads = []struct {
 	}},
 	{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
 		places := q.rdb.ZRangeArgs(q.t.Context(), redis.ZRangeArgs{
-			Key: q.p.keys[keyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: longLine / 2, Count: 100,
+			Key: q.p.Keys[store.KeyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: longLine / 2, Count: 100,
 		}).Val()
 		ids := make([]string, len(places))
 		for i, place := range places {
-			ids[i], _ = splitPlace(place)
+			ids[i], _ = store.SplitPlace(place)
 		}
-		_, err := q.p.cancel(q.t.Context(), ids...)
+		_, err := q.p.Cancel(q.t.Context(), ids...)
 		require.NoError(q.t, err)
-		var dead []deadLetter
+		var dead []store.Letter
 		q.fill(scanBatch, 16<<10, none)
 		for _, c := range q.claim(scanBatch) {
-			dead = append(dead, deadLetter{id: c.message.ID})
+			dead = append(dead, store.Letter{ID: c.message.ID})
 			q.settle([]*claim{c}, outcome{kind: OutcomeDead, err: errTooOld})
 		}
-		_, err = q.p.redrive(q.t.Context(), time.Hour, dead[:50]...)
+		_, err = q.p.Redrive(q.t.Context(), time.Hour, dead[:50]...)
 		require.NoError(q.t, err)
-		_, err = q.p.purge(q.t.Context(), dead...)
+		_, err = q.p.Purge(q.t.Context(), dead...)
 		require.NoError(q.t, err)
 		_, cursor, err := q.List(q.t.Context(), StateQueued, "", maxPage)
 		require.NoError(q.t, err)
@@ -345,21 +343,21 @@ func runLongest(t *testing.T, judge func(t *testing.T, again func() map[string]c
 	rdb.AddHook(times)
 	q := newLongQueue(t, rdb)
 	q.fill(longLine, 64, func(int) string { return "line" })
-	for _, name := range []int{keyMessages, keyFIFOs, keyWaiting} {
-		require.EqualValues(t, -1, rdb.PTTL(t.Context(), q.p.keys[name]).Val(), "what is large does not expire")
+	for _, name := range []int{store.KeyMessages, store.KeyFIFOs, store.KeyWaiting} {
+		require.EqualValues(t, -1, rdb.PTTL(t.Context(), q.p.Keys[name]).Val(), "what is large does not expire")
 	}
 	var receipts []any
 	for i := range 10_000 {
 		receipts = append(receipts, fmt.Sprint("old", i), "1700000000000 1 ")
 	}
-	require.NoError(t, rdb.HSet(t.Context(), q.p.keys[keyReceipts], receipts...).Err())
+	require.NoError(t, rdb.HSet(t.Context(), q.p.Keys[store.KeyReceipts], receipts...).Err())
 	for _, c := range longestLoads {
 		t.Run(c.name, func(t *testing.T) {
 			q.t = t
 			judge(t, func() map[string]cost {
 				times.longest = map[string]cost{}
 				c.run(q)
-				require.NoError(t, rdb.Del(t.Context(), q.p.keys[keyWaiting], q.p.keys[keyRunning]).Err()) // the next begins anew
+				require.NoError(t, rdb.Del(t.Context(), q.p.Keys[store.KeyWaiting], q.p.Keys[store.KeyRunning]).Err()) // the next begins anew
 				return times.longest
 			})
 		})
@@ -371,11 +369,11 @@ func TestScripts_WhoHasMostIsReadOnce(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	q := newLongQueue(t, rdb, WithMaxBytes(512<<10), WithMaxPayload(16<<10))
 	for range 8 {
-		for i := range batchItems {
+		for i := range store.BatchItems {
 			_, err := q.Enqueue(t.Context(), Job{Name: fmt.Sprintf("%0200d", i), Principal: q.name("p"), Payload: make([]byte, 300)})
 			require.NoError(t, err)
 		}
-		claims := q.claim(batchItems)
+		claims := q.claim(store.BatchItems)
 		require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
 		q.settle(claims, outcome{kind: OutcomeDead, err: errTooOld})
 	}

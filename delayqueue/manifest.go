@@ -12,16 +12,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // manifest is what all processes of a queue agree on, as this one has read it.
 // docs/protocol.md explains its fields.
 type manifest struct {
-	revision   string       // "" if there is none
-	partitions []*partition // nil if there is none
+	revision   string             // "" if there is none
+	partitions []*store.Partition // nil if there is none
 	service    string
 	encrypted  bool
 	read       time.Time
@@ -34,7 +32,7 @@ type agreement struct {
 	rereading atomic.Bool              // beside the commands
 	size      int                      // how many partitions it works with; 0: not known yet. Who holds reader may use it
 	madeMu    sync.Mutex
-	made      []*partition // other than New made
+	made      []*store.Partition // other than New made
 	delayTold sync.Once
 	listed    atomic.Bool // its name is among those of the prefix
 }
@@ -52,17 +50,17 @@ const (
 )
 
 // of returns the partition of a key, or without a key that of an id.
-func (m *manifest) of(key, id string) *partition { return partitionOf(m.partitions, key, id) }
+func (m *manifest) of(key, id string) *store.Partition { return store.Of(m.partitions, key, id) }
 
 // sized returns the queue's partitions if they are so many, and makes them if they were not made before.
-func (q *Queue) sized(n int) []*partition {
+func (q *Queue) sized(n int) []*store.Partition {
 	if n == len(q.partitions) {
 		return q.partitions
 	}
 	q.madeMu.Lock()
 	defer q.madeMu.Unlock()
 	if n != len(q.made) {
-		q.made = q.makePartitions(n)
+		q.made = q.store.Partitions(n)
 	}
 	return q.made
 }
@@ -80,7 +78,7 @@ func (q *Queue) agreed(ctx context.Context, op string) (*manifest, error) {
 	case q.rereading.CompareAndSwap(false, true):
 		go func() {
 			defer q.rereading.Store(false)
-			ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+			ctx, cancel := context.WithTimeout(context.Background(), store.CommandTimeout)
 			defer cancel()
 			_, _ = q.reread(ctx, op) // else it is trusted for some time more
 		}()
@@ -96,7 +94,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	case q.reader <- struct{}{}:
 		defer func() { <-q.reader }()
 	case <-ctx.Done():
-		return nil, callerGone(ctx, op)
+		return nil, store.Left(ctx, op)
 	}
 	if m := q.manifest.Load(); m != nil && m.read.After(asked) {
 		return m, nil
@@ -121,7 +119,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 		}
 		change = slices.Insert(change, 0, any(m.revision))
 	}
-	return nil, redisError(ctx, op, errors.New("the manifest changes all the time"))
+	return nil, store.Failed(ctx, op, errors.New("the manifest changes all the time"))
 }
 
 // due returns what is to be set in a manifest before it is used, or why this process must not use the queue.
@@ -161,24 +159,19 @@ func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, 
 // callManifest reads the manifest. With a revision, fields and values it first sets them, if that
 // is still the revision.
 func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*manifest, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
-	return q.readManifest(ctx, op, manifestScript.Run(ctx, q.rdb, []string{q.manifestKey()}, change...))
+	reply, err := q.store.Manifest(ctx, q.manifestKey(), change...)
+	return q.readManifest(ctx, op, reply, err)
 }
 
-// readManifest reads the reply of manifest.lua.
-func (q *Queue) readManifest(ctx context.Context, op string, cmd *redis.Cmd) (*manifest, error) {
-	reply, err := cmd.StringSlice()
-	if err == nil && len(reply) != 5 {
-		err = luascript.ErrReply
-	}
+// readManifest reads what Redis has of the manifest.
+func (q *Queue) readManifest(ctx context.Context, op string, reply []string, err error) (*manifest, error) {
 	other := func(format string, args ...any) error {
 		return fmt.Errorf("delayqueue: %s in %q: %w: %s of %s", op, q.name, ErrOtherLayout, fmt.Sprintf(format, args...), q.manifestKey())
 	}
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") { // after "ERR " and more on Redis 6
 		return nil, other("this release cannot read the type")
 	} else if err != nil {
-		return nil, redisError(ctx, op, err)
+		return nil, store.Failed(ctx, op, err)
 	}
 	layout, partitions := reply[1], reply[2]
 	m := &manifest{revision: reply[0], service: reply[3], encrypted: reply[4] != ""}
@@ -235,22 +228,13 @@ func (q *Queue) checkUnsealed(ctx context.Context, op string, m *manifest) error
 	if q.sealer.ring.AcceptsUnsealed() {
 		return nil
 	}
-	pipe := q.rdb.Pipeline()
-	for _, p := range m.partitions {
-		pipe.HLen(ctx, p.keys[keyMessages])
+	open, err := q.store.Open(ctx, op, m.partitions)
+	if err != nil || open == 0 {
+		return err
 	}
-	cmds, err := pipe.Exec(ctx)
-	if err != nil {
-		return redisError(ctx, op, err)
+	if now, err := q.callManifest(ctx, op); err != nil || now.encrypted {
+		return err // encrypted since m was read: the messages are sealed, and the caller's change fails
 	}
-	for _, cmd := range cmds {
-		if n, ok := cmd.(interface{ Val() int64 }); ok && n.Val() > 0 {
-			if now, err := q.callManifest(ctx, op); err != nil || now.encrypted {
-				return err // encrypted since m was read: the messages are sealed, and the caller's change fails
-			}
-			return fmt.Errorf("delayqueue: %s in %q: %w: it has messages that are not sealed: let a process without WithEncryption run it empty, "+
-				"and purge its dead letters, or set Keyring.AcceptUnsealed", op, q.name, ErrOtherEncryption)
-		}
-	}
-	return nil
+	return fmt.Errorf("delayqueue: %s in %q: %w: it has messages that are not sealed: let a process without WithEncryption run it empty, "+
+		"and purge its dead letters, or set Keyring.AcceptUnsealed", op, q.name, ErrOtherEncryption)
 }

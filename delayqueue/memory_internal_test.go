@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -50,7 +51,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 		{name: "key of 10, coalesced", key: 10, coalesces: true, cause: 1000},
 		{name: "all is long", key: 512, id: 128, principal: 256, coalesces: true, cause: 4 << 10},
 		{name: "principals", key: 20, principal: 100},
-		{name: "long payloads", payload: maxInline + 1, id: 128},
+		{name: "long payloads", payload: store.MaxInline + 1, id: 128},
 		{name: "one key", key: 10, hot: true},
 		{name: "one key, of a principal", key: 7, principal: 13, hot: true, payload: -1},
 		{name: "what has ended", last: OutcomeDone},
@@ -76,7 +77,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 			assert.LessOrEqual(t, count, 3*took, "%s, %s", c.name, what)
 		}
 		text := func(size, n int) string { return fmt.Sprintf("%0*d", size, n)[:size] }
-		var batch []*enqueueing
+		var batch []Job
 		for n := range messages {
 			j := Job{ID: text(cmp.Or(c.id, 32), n), Key: text(c.key, n), Principal: text(c.principal, n), Coalesce: c.coalesces, Payload: make([]byte, max(0, cmp.Or(c.payload, 64))), MaxAge: time.Hour}
 			if c.hot {
@@ -85,13 +86,11 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 			if c.dly {
 				j.Delay = time.Minute
 			}
-			batch = append(batch, enqueueingOf(t.Context(), j, maxInline))
+			batch = append(batch, j)
 		}
-		for some := range slices.Chunk(batch, batchItems) {
-			p.enqueue(some)
-			for _, e := range some {
-				require.NoError(t, e.err)
-			}
+		for some := range slices.Chunk(batch, store.BatchItems) {
+			_, err := storeTogether(p, some...)
+			require.NoError(t, err)
 		}
 		check("queued")
 		if c.hot {
@@ -102,22 +101,22 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 			all := []redis.Z{{Score: 1, Member: "none"}}
 			for {
 				turn++
-				claims := claimTest(t, q, fmt.Sprint("a-token-like-that-of-a-worker.", turn), claimBatch)
+				claims := claimTest(t, q, fmt.Sprint("a-token-like-that-of-a-worker.", turn), store.BatchItems)
 				if len(claims) == 0 {
 					break
 				}
-				var batch []*settling
+				var batch []*store.Settlement
 				for _, claim := range claims {
 					batch = append(batch, claim.end(outcome{kind: kind, err: errors.New(strings.Repeat("x", max(1, c.cause))), delay: time.Minute}, time.Minute))
 				}
-				p.settle(batch)
+				p.SettleTogether(batch)
 			}
-			require.Zero(t, rdb.ZCard(t.Context(), p.keys[keyRunning]).Val())
+			require.Zero(t, rdb.ZCard(t.Context(), p.Keys[store.KeyRunning]).Val())
 			check(fmt.Sprint("outcome ", kind))
-			for _, member := range rdb.ZRange(t.Context(), p.keys[keyWaiting], 0, -1).Val() { // their time has come
+			for _, member := range rdb.ZRange(t.Context(), p.Keys[store.KeyWaiting], 0, -1).Val() { // their time has come
 				all = append(all, redis.Z{Score: 1, Member: member})
 			}
-			require.NoError(t, rdb.ZAddXX(t.Context(), p.keys[keyWaiting], all...).Err())
+			require.NoError(t, rdb.ZAddXX(t.Context(), p.Keys[store.KeyWaiting], all...).Err())
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Job is a piece of work to be stored.
@@ -52,6 +53,14 @@ type Job struct {
 	fresh  bool // no other job has its id
 }
 
+// stored is the job as it is stored, but for its payload.
+func (j Job) stored() store.Job {
+	return store.Job{
+		ID: j.ID, Key: j.Key, Name: j.Name, Principal: j.Principal, Delay: j.Delay + j.QuietPeriod, MostDelay: j.MaxDelay, MaxAge: j.MaxAge,
+		Coalesces: j.Coalesce, Parked: j.parked, Fresh: j.fresh,
+	}
+}
+
 func (j Job) validate(maxPayload int) error {
 	if err := checkID(j.ID); err != nil {
 		return err
@@ -74,7 +83,7 @@ func (j Job) validate(maxPayload int) error {
 		return invalidJob("Delay is negative: %s", j.Delay)
 	case j.MaxAge < time.Millisecond || j.MaxAge > maxDuration:
 		return invalidJob("MaxAge is %s: want %s to %s", j.MaxAge, time.Millisecond, maxDuration)
-	case ceilMilliseconds(j.Delay) >= ceilMilliseconds(j.MaxAge): // it would be too old when it is due
+	case store.Milliseconds(j.Delay) >= store.Milliseconds(j.MaxAge): // it would be too old when it is due
 		return invalidJob("Delay %s is not shorter than MaxAge %s", j.Delay, j.MaxAge)
 	case j.Coalesce && j.Key == "":
 		return invalidJob("Coalesce needs a Key")
@@ -122,19 +131,14 @@ type Message struct {
 	// EnqueuedAt is when the queue took the message, and ExpiresAt when it
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
+}
 
-	queuedAfter bool   // others of its key were queued after it when it was claimed
-	parked      bool   // until now it waited only for its key
-	handed      int    // how often it went back by HandBack or RetryLater
-	size        int    // of its record and its payload in Redis
-	coalesces   bool   // a newer job might have replaced it
-	body        bool   // its payload is too long for its record
-	given       bool   // the caller gave its id
-	seq         string // its sequence number in its key's FIFO
-	state       string // its attempts as Redis has them
-	cause       string // of its last failed attempt, as it is stored
-	due         string // since when it could be started, in ms of Redis; empty: not known
-	damage      string // why its record cannot be read; empty: it can
+// messageOf is a claimed message as its Handler gets it, but for its Trace and its Payload.
+func messageOf(m *store.Message) Message {
+	return Message{
+		ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Payload: m.Payload, Attempt: m.Attempts, Conflicts: m.Conflicts,
+		Losses: m.Losses, EnqueuedAt: m.EnqueuedAt, ExpiresAt: m.ExpiresAt,
+	}
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
@@ -170,6 +174,11 @@ const (
 	// StateSuperseded: a newer job replaced it before it was started; see [Job].Coalesce.
 	StateSuperseded State = "superseded"
 )
+
+var states = [...]State{
+	store.Queued: StateQueued, store.Running: StateRunning, store.Done: StateDone, store.Dead: StateDead, store.Expired: StateExpired,
+	store.Cancelled: StateCancelled, store.Superseded: StateSuperseded,
+}
 
 // Ended reports whether the state is final.
 func (s State) Ended() bool { return s != StateQueued && s != StateRunning }

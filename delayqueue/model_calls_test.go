@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 func (m *model) enqueue() error {
@@ -40,16 +42,15 @@ func (m *model) enqueue() error {
 	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
 		x.till = time.Now().Add(job.MaxAge)
 	}
-	e := enqueueingOf(context.Background(), job, maxInline)
-	since := m.q.rdb.Time(e.ctx).Val()
-	m.q.partitions[0].enqueue([]*enqueueing{e})
-	if e.err == nil && m.happened["postponed"] > postponed {
-		due := m.q.rdb.ZScore(e.ctx, m.q.partitions[0].keys[keyWaiting], memberOf(x.id, x.key)).Val()
+	since := m.q.rdb.Time(context.Background()).Val()
+	_, err := storeTogether(m.q.partitions[0], job)
+	if err == nil && m.happened["postponed"] > postponed {
+		due := m.q.rdb.ZScore(context.Background(), m.q.partitions[0].Keys[store.KeyWaiting], store.MemberOf(x.id, x.key)).Val()
 		if till := float64(since.Add(modelLater).UnixMilli()); due < till {
 			return violated("message %s is due %.0f ms too soon: it is put off", x.id, till-due)
 		}
 	}
-	return e.err
+	return err
 }
 
 // add adds a new message, in the place of before if there is one, and completes its job.
@@ -101,12 +102,12 @@ func (m *model) replace(old, x *modelMessage) {
 }
 
 // look has a claim without a slot look at the queue.
-func (m *model) look() (batch, error) {
+func (m *model) look() (store.Batch, error) {
 	return m.claimAs("", 0)
 }
 
-func (m *model) claimAs(token string, n int) (batch, error) {
-	return m.q.partitions[0].claim(context.Background(), token, time.Hour, n)
+func (m *model) claimAs(token string, n int) (store.Batch, error) {
+	return m.q.partitions[0].Claim(context.Background(), token, time.Hour, n)
 }
 
 func (m *model) take(n int) (claims []*claim, err error) {
@@ -124,8 +125,8 @@ func (m *model) take(n int) (claims []*claim, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, message := range b.messages {
-		c := &claim{message: message, partition: m.q.partitions[0], token: token}
+	for i := range b.Messages {
+		c := claimOf(m.q, &b.Messages[i], token)
 		if err := m.started(c, false); err != nil {
 			return nil, err
 		}
@@ -151,7 +152,7 @@ func (m *model) claim() error {
 	for i := range claims {
 		want = append(want, claims[i].message.ID)
 	}
-	for _, message := range again.messages {
+	for _, message := range again.Messages {
 		got = append(got, message.ID)
 	}
 	if !slices.Equal(got, want) {
@@ -229,7 +230,7 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 	if err != nil {
 		return err
 	}
-	if !s.held || s.expired {
+	if !s.Held || s.End == store.EndExpired {
 		return violated("the claim on %s was refused: %+v", x.id, s)
 	}
 	m.past = append(m.past, modelSettle{c, v, s})
@@ -274,28 +275,28 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 }
 
 // followed checks what a settlement claimed next.
-func (m *model) followed(x *modelMessage, v outcome, s settled, may map[*modelMessage]bool) error {
+func (m *model) followed(x *modelMessage, v outcome, s *store.Settlement, may map[*modelMessage]bool) error {
 	var head *modelMessage // the next of its key
 	if line := m.lines[x.key]; len(line) > 0 && !line[0].tooOld {
 		head = line[0]
 	}
 	follows := v.which == nextOfKey && head != nil && m.halts[x.key].id == "" && head.state == StateQueued && (!head.later || head.waits)
 	switch {
-	case s.next == nil && follows:
+	case s.Claimed == nil && follows:
 		return violated("%s did not follow %s", head.id, x.id)
-	case s.next == nil:
+	case s.Claimed == nil:
 		return nil
 	case v.next == "":
-		return violated("%s was claimed, and nobody asked", s.next.ID)
-	case v.which == nextOfKey && (!follows || head.id != s.next.ID):
-		return violated("%s followed %s out of turn", s.next.ID, x.id)
+		return violated("%s was claimed, and nobody asked", s.Claimed.ID)
+	case v.which == nextOfKey && (!follows || head.id != s.Claimed.ID):
+		return violated("%s followed %s out of turn", s.Claimed.ID, x.id)
 	}
 	m.happened["next "+v.which]++
-	y := m.byID[s.next.ID]
+	y := m.byID[s.Claimed.ID]
 	if y != nil && m.halts[y.key].id != "" {
 		return violated("%s followed %s, and its key is halted", y.id, x.id)
 	}
-	return m.started(&claim{message: *s.next, partition: m.q.partitions[0], token: v.next}, v.which == nextOfKey || y != nil && may[y])
+	return m.started(claimOf(m.q, s.Claimed, v.next), v.which == nextOfKey || y != nil && may[y])
 }
 
 // resend sends a settlement again. It changes nothing.
@@ -317,16 +318,16 @@ func (m *model) resend() error {
 			last = q
 		}
 	}
-	if last.claim == p.claim && !s.held {
+	if last.claim == p.claim && !s.Held {
 		return violated("a settlement of %s that was sent again is refused", x.id)
 	}
 	running := false // what it claimed
-	if p.was.next != nil {
-		y := m.byID[p.was.next.ID]
+	if p.was.Claimed != nil {
+		y := m.byID[p.was.Claimed.ID]
 		running = y != nil && y.claim != nil && y.claim.token == p.outcome.next
 	}
-	if s.next != nil && (!running || s.next.ID != p.was.next.ID) || s.next == nil && running {
-		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.next, p.was.next)
+	if s.Claimed != nil && (!running || s.Claimed.ID != p.was.Claimed.ID) || s.Claimed == nil && running {
+		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.Claimed, p.was.Claimed)
 	}
 	return nil
 }
@@ -337,7 +338,7 @@ func (m *model) stray() error {
 		return nil
 	}
 	c := m.lost[m.rng.IntN(len(m.lost))]
-	held, err := m.q.partitions[0].extend(context.Background(), m.q.rdb, time.Hour, []*claim{c})
+	held, err := m.q.partitions[0].Extend(context.Background(), m.q.rdb, time.Hour, false, c.stored)
 	if err != nil {
 		return err
 	}
@@ -346,7 +347,7 @@ func (m *model) stray() error {
 		return err
 	}
 	m.happened["late settlements"]++
-	if s.held || held[0] {
+	if s.Held || held[0] {
 		return violated("a claim on %s that was lost is taken for held", c.message.ID)
 	}
 	return nil
@@ -358,7 +359,7 @@ func (m *model) expire() error {
 	if x == nil {
 		return nil
 	}
-	if err := m.q.rdb.ZAdd(context.Background(), m.q.partitions[0].keys[keyRunning], redis.Z{Score: 1, Member: memberOf(x.id, x.key)}).Err(); err != nil {
+	if err := m.q.rdb.ZAdd(context.Background(), m.q.partitions[0].Keys[store.KeyRunning], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err(); err != nil {
 		return err
 	}
 	b, err := m.look()
@@ -369,7 +370,7 @@ func (m *model) expire() error {
 	m.happened["claims expired"]++
 	x.losses++
 	x.state, x.claim, x.later = StateQueued, nil, false
-	if b.redelivered != 1 {
+	if b.Redelivered != 1 {
 		return violated("message %s is not redelivered", x.id)
 	}
 	return nil
@@ -377,31 +378,31 @@ func (m *model) expire() error {
 
 func (m *model) wake() error {
 	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
-	found, err := m.q.partitions[0].wake(context.Background(), []string{key}, true)
+	found, err := m.q.partitions[0].Wake(context.Background(), []string{key}, true)
 	if err != nil {
 		return err
 	}
-	want := int64(wakeNone)
+	want := store.Woken(store.WakeNone)
 	if line := m.lines[key]; len(line) > 0 && m.halts[key].id == "" {
-		want = wakeBusy
+		want = store.WakeBusy
 		switch head := line[0]; {
 		case head.state == StateRunning:
 			head.waked = true
 		case head.waits:
 			head.waits, head.later = false, false
-			want = wakeWoken
+			want = store.WakeDue
 			m.happened["wakes"]++
 		case head.later:
-			want = wakeNone
+			want = store.WakeNone
 		}
 		if line[0].tooOld { // it may have expired already
 			return nil
 		}
 	}
 	if m.halts[key].id != "" {
-		want = map[Halt]int64{HaltParked: wakeHalt, HaltKey: wakeBusy}[m.halts[key].what]
-	} else if want == wakeNone && slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.key == key && x.quiet && x.state == StateQueued }) {
-		want = wakeBusy
+		want = map[Halt]store.Woken{HaltParked: store.WakeHalt, HaltKey: store.WakeBusy}[m.halts[key].what]
+	} else if want == store.WakeNone && slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.key == key && x.quiet && x.state == StateQueued }) {
+		want = store.WakeBusy
 	}
 	if found[0] != want {
 		return violated("a wake of %s found %d, want %d", key, found[0], want)
@@ -414,7 +415,7 @@ func (m *model) cancel() error {
 		return nil
 	}
 	x := m.all[m.rng.IntN(len(m.all))]
-	cancelled, err := m.q.partitions[0].cancel(context.Background(), x.id)
+	cancelled, err := m.q.partitions[0].Cancel(context.Background(), x.id)
 	if err != nil {
 		return err
 	}
@@ -444,15 +445,15 @@ func (m *model) age() error {
 	if err := ageRecord(m.q, x.id); err != nil || m.rng.IntN(2) == 0 {
 		return err
 	}
-	return m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: 1, Member: memberOf(x.id, x.key)}).Err()
+	return m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err()
 }
 
 // ageRecord makes a message too old.
 func ageRecord(q *Queue, id string) error {
 	p := q.partitions[0]
-	rec, err := q.rdb.HGet(context.Background(), p.keys[keyMessages], id).Result()
+	rec, err := q.rdb.HGet(context.Background(), p.Keys[store.KeyMessages], id).Result()
 	if err != nil {
 		return err
 	}
-	return q.rdb.HSet(context.Background(), p.keys[keyMessages], id, rec[:32]+"0000000000001"+rec[45:]).Err()
+	return q.rdb.HSet(context.Background(), p.Keys[store.KeyMessages], id, rec[:32]+"0000000000001"+rec[45:]).Err()
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // redrive puts a dead letter back, or a message that is none.
@@ -15,7 +17,7 @@ func (m *model) redrive() error {
 		return nil
 	}
 	if x := m.all[m.rng.IntN(len(m.all))]; x.state != StateDead {
-		_, err := m.q.partitions[0].redrive(context.Background(), modelAge, deadLetter{id: x.id}) // changes nothing
+		_, err := m.q.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id}) // changes nothing
 		return err
 	}
 	return nil
@@ -25,11 +27,11 @@ func (m *model) redriveLetter(x *modelMessage) error {
 	if err := m.joined(); err != nil {
 		return err
 	}
-	words, err := m.q.partitions[0].redrive(context.Background(), modelAge, deadLetter{id: x.id})
+	words, err := m.q.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id})
 	if err != nil {
 		return err
 	}
-	if words[0] != wordRedriven {
+	if words[0] != store.RedriveDone {
 		return violated("redrive of %s: %s", x.id, words[0])
 	}
 	m.happened["redriven"]++
@@ -57,7 +59,7 @@ func (m *model) purge() error {
 }
 
 func (m *model) purgeLetter(x *modelMessage) error {
-	purged, err := m.q.partitions[0].purge(context.Background(), deadLetter{id: x.id})
+	purged, err := m.q.partitions[0].Purge(context.Background(), store.Letter{ID: x.id})
 	if err != nil {
 		return err
 	}

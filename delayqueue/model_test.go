@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -53,7 +54,7 @@ func workOf(id string) string {
 type modelSettle struct {
 	claim   *claim
 	outcome outcome
-	was     settled
+	was     *store.Settlement
 }
 
 type model struct {
@@ -134,7 +135,7 @@ func (m *model) started(c *claim, anyway bool) error {
 	}
 	x.state, x.claim, x.waits, x.waked = StateRunning, c, false, false
 	x.attempts++
-	got := []int{c.message.Attempt, c.message.Conflicts, c.message.Losses, c.message.handed}
+	got := []int{c.message.Attempt, c.message.Conflicts, c.message.Losses, c.stored.Handed}
 	if want := []int{x.attempts, x.conflicts, x.losses, x.handed}; !slices.Equal(got, want) {
 		return violated("message %s was claimed with attempt, conflicts, losses, handed %v, want %v", x.id, got, want)
 	}
@@ -169,7 +170,7 @@ func (m *model) joined() error {
 	pipe, places := m.q.rdb.Pipeline(), map[*modelMessage]*redis.FloatCmd{}
 	for _, x := range m.all {
 		if x.delayed && x.key != "" && !x.later && !x.state.Ended() {
-			places[x] = pipe.ZScore(context.Background(), m.q.partitions[0].keys[keyFIFOs], x.key+map[bool]string{false: "\n~", true: "\n\x7f"}[x.quiet]+x.id)
+			places[x] = pipe.ZScore(context.Background(), m.q.partitions[0].Keys[store.KeyFIFOs], x.key+map[bool]string{false: "\n~", true: "\n\x7f"}[x.quiet]+x.id)
 		}
 	}
 	if len(places) == 0 {
@@ -194,10 +195,10 @@ func (m *model) compare(all bool) error {
 		return err
 	}
 	pipe := m.q.rdb.Pipeline()
-	looks := map[*modelMessage]*lookup{}
+	looks := map[*modelMessage]*store.Lookup{}
 	for _, x := range m.all {
 		if all || !x.state.Ended() || m.rng.IntN(10) == 0 {
-			looks[x] = m.q.partitions[0].lookUp(context.Background(), pipe, x.id, true)
+			looks[x] = m.q.partitions[0].LookUp(context.Background(), pipe, x.id, true)
 		}
 	}
 	p, now, needed := m.q.partitions[0], time.Now(), time.Duration(0)
@@ -205,10 +206,10 @@ func (m *model) compare(all bool) error {
 		needed = max(needed, x.till.Sub(now))
 	}
 	lives := map[string]*redis.DurationCmd{}
-	for _, key := range slices.Concat(p.keys[:keyResults], p.keys[keyUses:]) { // without those of what ended
+	for _, key := range slices.Concat(p.Keys[:store.KeyResults], p.Keys[store.KeyUses:]) { // without those of what ended
 		lives[key] = pipe.PTTL(context.Background(), key)
 	}
-	endless := pipe.HGet(context.Background(), p.keys[keyCounts], "endless")
+	endless := pipe.HGet(context.Background(), p.Keys[store.KeyCounts], "endless")
 	if _, err := pipe.Exec(context.Background()); err != nil && !errors.Is(err, redis.Nil) {
 		return err
 	}
@@ -221,7 +222,7 @@ func (m *model) compare(all bool) error {
 		}
 	}
 	for x, l := range looks {
-		s := l.read()
+		s := m.q.status(l.Read())
 		if x.tooOld && s.State == StateExpired {
 			m.end(x, StateExpired)
 		}
@@ -242,7 +243,7 @@ func (m *model) pass() error {
 		if x.state == StateQueued && x.later {
 			m.passed++
 			x.later, x.due = false, m.passed
-			if err := m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: float64(x.due), Member: memberOf(x.id, x.key)}).Err(); err != nil {
+			if err := m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: float64(x.due), Member: store.MemberOf(x.id, x.key)}).Err(); err != nil {
 				return err
 			}
 		}
@@ -261,7 +262,7 @@ func (m *model) drain() error {
 					return err
 				}
 			case x.tooOld:
-				m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: 1, Member: memberOf(x.id, x.key)})
+				m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)})
 			}
 		}
 		for _, key := range []string{"a", "b"} {
@@ -290,27 +291,27 @@ func (m *model) drain() error {
 // isEmpty returns what is left in Redis of messages that have ended.
 func (m *model) isEmpty() error {
 	p := m.q.partitions[0]
-	for _, set := range []int{keyWaiting, keyRunning, keyFIFOs} {
-		left, err := m.q.rdb.ZRange(context.Background(), p.keys[set], 0, -1).Result()
+	for _, set := range []int{store.KeyWaiting, store.KeyRunning, store.KeyFIFOs} {
+		left, err := m.q.rdb.ZRange(context.Background(), p.Keys[set], 0, -1).Result()
 		if err != nil {
 			return err
 		}
 		if len(left) > 0 {
-			return violated("left in %s: %q", keyNames[set], left)
+			return violated("left in %s: %q", store.KeyNames[set], left)
 		}
 	}
-	for _, name := range []int{keyAttempts, keyMessages} {
-		left, err := m.q.rdb.HKeys(context.Background(), p.keys[name]).Result()
+	for _, name := range []int{store.KeyAttempts, store.KeyMessages} {
+		left, err := m.q.rdb.HKeys(context.Background(), p.Keys[name]).Result()
 		if err != nil {
 			return err
 		}
 		for _, id := range left {
-			if name == keyAttempts || m.byID[id].state != StateDead {
-				return violated("left in %s: %q", keyNames[name], id)
+			if name == store.KeyAttempts || m.byID[id].state != StateDead {
+				return violated("left in %s: %q", store.KeyNames[name], id)
 			}
 		}
 	}
-	counts, err := m.q.rdb.HGetAll(context.Background(), p.keys[keyCounts]).Result()
+	counts, err := m.q.rdb.HGetAll(context.Background(), p.Keys[store.KeyCounts]).Result()
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // inRedis is what Redis has of a model's messages.
@@ -23,20 +25,20 @@ func (s inRedis) hash(key int) map[string]string { return s.hashes[key].Val() }
 func (m *model) inRedis() (inRedis, error) {
 	ctx, p := context.Background(), m.q.partitions[0]
 	pipe, s := m.q.rdb.Pipeline(), inRedis{hashes: map[int]*redis.MapStringStringCmd{}, payloads: map[string]*redis.IntCmd{}}
-	for _, key := range []int{keyMessages, keyDeadLetters, keyUses, keyAttempts, keyCounts, keyHalts} {
-		s.hashes[key] = pipe.HGetAll(ctx, p.keys[key])
+	for _, key := range []int{store.KeyMessages, store.KeyDeadLetters, store.KeyUses, store.KeyAttempts, store.KeyCounts, store.KeyHalts} {
+		s.hashes[key] = pipe.HGetAll(ctx, p.Keys[key])
 	}
-	for key := keyResults; key < keyUses; key++ {
-		s.hashes[key] = pipe.HGetAll(ctx, p.keys[key])
+	for key := store.KeyResults; key < store.KeyUses; key++ {
+		s.hashes[key] = pipe.HGetAll(ctx, p.Keys[key])
 	}
-	s.loads = pipe.ZRangeWithScores(ctx, p.keys[keyLoads], 0, -1)
-	s.letters = pipe.ZRange(ctx, p.keys[keyLetters], 0, -1)
+	s.loads = pipe.ZRangeWithScores(ctx, p.Keys[store.KeyLoads], 0, -1)
+	s.letters = pipe.ZRange(ctx, p.Keys[store.KeyLetters], 0, -1)
 	for i := range len(m.all) + m.purged {
-		if id := fmt.Sprint("m", i); len(workOf(id)) > maxInline {
-			s.payloads[id] = pipe.StrLen(ctx, p.payloadKey(id))
+		if id := fmt.Sprint("m", i); len(workOf(id)) > store.MaxInline {
+			s.payloads[id] = pipe.StrLen(ctx, p.PayloadKey(id))
 		}
 	}
-	s.waiting = pipe.ZRange(ctx, p.keys[keyWaiting], 0, -1)
+	s.waiting = pipe.ZRange(ctx, p.Keys[store.KeyWaiting], 0, -1)
 	_, err := pipe.Exec(ctx)
 	return s, err
 }
@@ -48,18 +50,18 @@ func (m *model) weigh() error {
 		return err
 	}
 	for _, key := range []string{"a", "b"} {
-		if halt, id := s.hash(keyHalts)[key], m.halts[key].id; halt != "" && halt[1:] != id || halt == "" && id != "" {
+		if halt, id := s.hash(store.KeyHalts)[key], m.halts[key].id; halt != "" && halt[1:] != id || halt == "" && id != "" {
 			return violated("key %s is halted by %q, want %q", key, halt, id)
 		}
 		for i, x := range m.lines[key] {
-			if i > 0 && !m.lines[key][0].tooOld && !x.tooOld && slices.Contains(s.waiting.Val(), memberOf(x.id, key)) {
+			if i > 0 && !m.lines[key][0].tooOld && !x.tooOld && slices.Contains(s.waiting.Val(), store.MemberOf(x.id, key)) {
 				return violated("%s is due beside the head of its key, %s", x.id, m.lines[key][0].id)
 			}
 		}
 	}
-	uses := s.hash(keyUses)
+	uses := s.hash(store.KeyUses)
 	for id, size := range s.payloads {
-		if rec := s.hash(keyMessages)[id]; (size.Val() > 0) != (rec != "") {
+		if rec := s.hash(store.KeyMessages)[id]; (size.Val() > 0) != (rec != "") {
 			return violated("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
 		}
 	}
@@ -77,7 +79,7 @@ func (m *model) weigh() error {
 			return violated("%s takes %q bytes for the queue, and %d are there", field, uses[field], n)
 		}
 	}
-	counts := s.hash(keyCounts)
+	counts := s.hash(store.KeyCounts)
 	if counts["bytes"] != fmt.Sprint(total) && total > 0 {
 		return violated("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
 	}
@@ -86,12 +88,12 @@ func (m *model) weigh() error {
 	}
 	for i, name := range []string{"results", "made", "given"} {
 		words := strings.Fields(counts[name])
-		for j := range buckets {
+		for j := range store.Buckets {
 			total = 0
-			for id, text := range s.hash(keyResults + i*buckets + j) {
+			for id, text := range s.hash(store.KeyResults + i*store.Buckets + j) {
 				total += 64 + (len(id)+len(text))*5/4
 			}
-			if total > 0 && (len(words) != 2+3*buckets || words[3+2*j] != fmt.Sprint(total)) {
+			if total > 0 && (len(words) != 2+3*store.Buckets || words[3+2*j] != fmt.Sprint(total)) {
 				return violated("what ended of %s takes %q bytes for the queue, and %d are there", name, words, total)
 			}
 		}
@@ -102,21 +104,21 @@ func (m *model) weigh() error {
 // weighLetters holds what is known of dead letters against those that are there.
 func (m *model) weighLetters(s inRedis) error {
 	want, total, places := map[string]int{}, 0, []string{}
-	for id, text := range s.hash(keyDeadLetters) {
-		e, ok := readEnding(id, text)
+	for id, text := range s.hash(store.KeyDeadLetters) {
+		e, ok := store.ReadEnding(id, text)
 		if !ok {
 			return violated("the ending of %s cannot be read: %q", id, text)
 		}
 		group := e.Name + "\n" + e.Principal
 		place := group + "\n" + text[1:12] + id
-		n := len(s.hash(keyMessages)[id]) + 3*len(id)
+		n := len(s.hash(store.KeyMessages)[id]) + 3*len(id)
 		if size := s.payloads[id]; size != nil {
 			n += int(size.Val())
 		}
 		n = 280 + n*5/4 + 40 + len(text)*5/4 + 40 + 2*len(place)*5/4
 		want["n"+e.Name], want["p"+group], total, places = want["n"+e.Name]+n, want["p"+group]+n, total+n, append(places, place)
 	}
-	if n := s.hash(keyCounts)["letters"]; total > 0 && n != fmt.Sprint(total) {
+	if n := s.hash(store.KeyCounts)["letters"]; total > 0 && n != fmt.Sprint(total) {
 		return violated("dead letters take %s bytes for the queue, and %d are there", n, total)
 	}
 	for _, z := range s.loads.Val() {
@@ -132,9 +134,9 @@ func (m *model) weighLetters(s inRedis) error {
 
 // sizes are the bytes of what is queued or runs: those of each key and principal, and all.
 func (m *model) sizes(s inRedis) (by map[string]int, total int) {
-	deadLetters, tries := s.hash(keyDeadLetters), s.hash(keyAttempts)
+	deadLetters, tries := s.hash(store.KeyDeadLetters), s.hash(store.KeyAttempts)
 	by = map[string]int{}
-	for id, rec := range s.hash(keyMessages) {
+	for id, rec := range s.hash(store.KeyMessages) {
 		x := m.byID[id]
 		n := len(rec) + 3*len(id)
 		if size := s.payloads[id]; size != nil {
@@ -150,11 +152,11 @@ func (m *model) sizes(s inRedis) (by map[string]int, total int) {
 			n += 48 + len(x.principal)
 		}
 		if x.coalesces {
-			n += 48 + len("s"+about(x.key, "", x.principal)) + len(id)
+			n += 48 + len("s"+store.About(x.key, "", x.principal)) + len(id)
 		}
 		size := 280 + n*5/4
-		if a, ok := readAttempts(tries[id][min(1, len(tries[id])):]); ok {
-			size += len(a.cause) * 5 / 4
+		if a, ok := store.ReadAttempts(tries[id][min(1, len(tries[id])):]); ok {
+			size += len(a.Cause) * 5 / 4
 		}
 		total += size
 		if x.key != "" {

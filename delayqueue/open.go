@@ -8,8 +8,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/ident"
-	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/nilcheck"
 )
 
@@ -41,25 +41,23 @@ func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]In
 	if !ident.ValidPrefix(prefix) {
 		return nil, invalidOption("Queues: prefix %q: want 1 to %d bytes, without braces, white space and control bytes", prefix, ident.MaxPrefixLen)
 	}
-	bounded, cancel := context.WithTimeout(ctx, commandTimeout)
+	bounded, cancel := context.WithTimeout(ctx, store.CommandTimeout)
 	defer cancel()
 	names, err := rdb.ZRange(bounded, namesKey(prefix), 0, -1).Result()
 	if err != nil {
-		return nil, redisError(ctx, "queues", err)
+		return nil, store.Failed(ctx, "queues", err)
 	}
-	queues, calls := make([]*Queue, 0, len(names)), make([]*luascript.Call, 0, len(names))
+	var queues []*Queue
+	var keys []string
 	for _, name := range names {
-		q, err := New(rdb, name, WithPrefix(prefix), forOperator)
-		if err != nil {
-			continue // somebody else's entry
+		if q, err := New(rdb, name, WithPrefix(prefix), forOperator); err == nil { // else it is somebody else's entry
+			queues, keys = append(queues, q), append(keys, q.manifestKey())
 		}
-		call := manifestScript.Prepare(bounded, []string{q.manifestKey()})
-		queues, calls = append(queues, q), append(calls, &call)
 	}
-	_ = luascript.Pipeline(bounded, rdb, calls) // each call has its own error
+	replies, errs := store.New(store.Settings{Client: rdb}).Manifests(bounded, keys)
 	var all []Info
 	for i, q := range queues {
-		m, err := q.readManifest(ctx, "queues", calls[i].Cmd)
+		m, err := q.readManifest(ctx, "queues", replies[i], errs[i])
 		switch {
 		case errors.Is(err, ErrOtherLayout):
 			all = append(all, Info{Name: q.name, Err: err})
@@ -137,7 +135,7 @@ func (q *Queue) enlist(ctx context.Context, m *manifest) {
 }
 
 func (q *Queue) enlistNow(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	ctx, cancel := context.WithTimeout(ctx, store.CommandTimeout)
 	defer cancel()
 	err := q.rdb.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err()
 	q.listed.Store(err == nil || redis.HasErrorPrefix(err, "NOPERM "))

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Filter selects messages: those that match all its fields that are set. The zero Filter selects
@@ -42,7 +44,7 @@ const (
 // scan calls act, in batches and in order, with the messages that are in a state when it is called,
 // and match. A message that is not in the state is an Entry without a State.
 func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
-	act func(p *partition, batch []Entry) error,
+	act func(p *store.Partition, batch []Entry) error,
 ) error {
 	return q.scanPages(ctx, op, state, f, match, act, func(int, time.Duration) error { return nil })
 }
@@ -50,7 +52,7 @@ func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, matc
 // scanPages is scan; it also calls looked after each page, with the number of its entries and how
 // long it took to read them.
 func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
-	act func(p *partition, batch []Entry) error, looked func(n int, took time.Duration) error,
+	act func(p *store.Partition, batch []Entry) error, looked func(n int, took time.Duration) error,
 ) error {
 	m, err := q.reread(ctx, op)
 	if err != nil {
@@ -58,7 +60,7 @@ func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter,
 	}
 	parts := m.partitions
 	if f.Key != "" {
-		parts = []*partition{m.of(f.Key, "")}
+		parts = []*store.Partition{m.of(f.Key, "")}
 	}
 	for _, p := range parts {
 		if err := q.scanPartition(ctx, op, p, state, f, match, act, looked); err != nil {
@@ -68,37 +70,37 @@ func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter,
 	return nil
 }
 
-func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, state State, f Filter, match func(Entry) bool,
-	act func(p *partition, batch []Entry) error, looked func(n int, took time.Duration) error,
+func (q *Queue) scanPartition(ctx context.Context, op string, p *store.Partition, state State, f Filter, match func(Entry) bool,
+	act func(p *store.Partition, batch []Entry) error, looked func(n int, took time.Duration) error,
 ) error {
 	var (
-		after *position
+		after *store.Position
 		began time.Time // by the clock of Redis
 	)
 	if !f.DiedFrom.IsZero() { // between it and the millisecond before
-		after = &position{set: keyDead, score: fmt.Sprintf("%.1f", float64(f.DiedFrom.UnixMilli())-0.5)}
+		after = &store.Position{Set: store.KeyDead, Score: fmt.Sprintf("%.1f", float64(f.DiedFrom.UnixMilli())-0.5)}
 	}
 	if state == StateQueued && f.Key != "" {
-		after = &position{set: keyFIFOs, score: "0", member: f.Key + "\n"}
+		after = store.BeforeKey(f.Key)
 	}
 	for {
 		sent := time.Now()
-		places, now, err := q.places(ctx, op, []*partition{p}, state, after, scanPage, true)
+		places, now, err := q.store.Places(ctx, op, []*store.Partition{p}, listed[state], after, scanPage, true)
 		if err != nil || len(places) == 0 {
 			return err
 		}
 		if began.IsZero() {
 			began = now
 		}
-		read, last := len(places), places[len(places)-1].position
+		read, last := len(places), places[len(places)-1].Position
 		after = &last
 		if state == StateQueued && f.Key != "" {
-			places = slices.DeleteFunc(places, func(at place) bool { return !strings.HasPrefix(at.member, f.Key+"\n") })
+			places = slices.DeleteFunc(places, func(at store.Place) bool { return !at.IsOf(f.Key) })
 			if len(places) < read { // those of another key come after the last
 				read = 0
 			}
 		}
-		entries, err := q.lookUpAll(ctx, op, state, places)
+		entries, err := q.entries(ctx, op, state, places)
 		if err != nil {
 			return err
 		}
@@ -116,7 +118,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		if err := looked(seen, took); err != nil {
 			return err
 		}
-		ended := state == StateDead && after.time().After(began) || !f.DiedBefore.IsZero() && !after.time().Before(f.DiedBefore)
+		ended := state == StateDead && after.Time().After(began) || !f.DiedBefore.IsZero() && !after.Time().Before(f.DiedBefore)
 		if read < scanPage || ended {
 			return nil
 		}
@@ -125,14 +127,14 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 
 // letters are dead letters as they were seen, so that none is meant that was redriven
 // since, and has died again.
-func deadLetters(batch []Entry) []deadLetter {
-	seen := make([]deadLetter, len(batch))
+func deadLetters(batch []Entry) []store.Letter {
+	seen := make([]store.Letter, len(batch))
 	for i, e := range batch {
-		seen[i] = deadLetter{id: e.ID, died: "-"} // matches no time of death: it was not a dead letter
+		seen[i] = store.Letter{ID: e.ID, Died: "-"} // matches no time of death: it was not a dead letter
 		if e.State == StateDead && e.EndedAt.IsZero() {
-			seen[i].died = ""
+			seen[i].Died = ""
 		} else if e.State == StateDead {
-			seen[i].died = fmt.Sprintf("%011x", e.EndedAt.UnixMilli())
+			seen[i].Died = fmt.Sprintf("%011x", e.EndedAt.UnixMilli())
 		}
 	}
 	return seen

@@ -156,7 +156,7 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		v.kind = OutcomeDead
 		return v
 	case errors.As(err, &later) && !v.lost:
-		delay, inTime := laterDelay(c.message.handed+1, w.retry, later.after, c.left())
+		delay, inTime := laterDelay(c.stored.Handed+1, w.retry, later.after, c.left())
 		if v.later, v.delay = inTime, delay; !inTime {
 			v.kind, v.delay = OutcomeDead, 0
 		}
@@ -183,7 +183,7 @@ const handBackFirst, handBackMost = time.Second, 30 * time.Second
 // dies: so its payload is kept.
 func (w *Worker) returnedOutcome(c *claim, err error) outcome {
 	w.handsBack.Store(true)
-	delay := backoff.Spread(backoff.Exponential(c.message.handed+1, handBackFirst, handBackMost))
+	delay := backoff.Spread(backoff.Exponential(c.stored.Handed+1, handBackFirst, handBackMost))
 	if errors.Is(err, ErrSealed) && delay >= c.left()/2 {
 		return outcome{kind: OutcomeDead, last: true, err: err}
 	}

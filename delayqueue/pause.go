@@ -46,10 +46,5 @@ func (q *Queue) pause(ctx context.Context, op string, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	for _, call := range q.each(ctx, m.partitions, untilScript, append(q.spans, "paused", ceilMilliseconds(d))...) {
-		if failed := call.Err(); failed != nil {
-			err = redisError(ctx, op, failed)
-		}
-	}
-	return err
+	return q.store.Pause(ctx, op, m.partitions, d)
 }

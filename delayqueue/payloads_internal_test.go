@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -18,7 +19,7 @@ import (
 type longTest struct {
 	*Queue
 	t *testing.T
-	p *partition
+	p *store.Partition
 }
 
 func newLongTest(t *testing.T, env *redistest.Env, opts ...Option) *longTest {
@@ -30,7 +31,7 @@ func newLongTest(t *testing.T, env *redistest.Env, opts ...Option) *longTest {
 
 func (q *longTest) add(job Job) {
 	q.t.Helper()
-	job.Payload = make([]byte, maxInline+1)
+	job.Payload = make([]byte, store.MaxInline+1)
 	r, err := q.Enqueue(q.t.Context(), job)
 	require.NoError(q.t, err)
 	require.True(q.t, r.Stored)
@@ -39,7 +40,7 @@ func (q *longTest) add(job Job) {
 // left is for how long the payload of a message lives: less than zero without one.
 func (q *longTest) left(id string) time.Duration {
 	q.t.Helper()
-	left, err := q.rdb.PTTL(q.t.Context(), q.p.payloadKey(id)).Result()
+	left, err := q.rdb.PTTL(q.t.Context(), q.p.PayloadKey(id)).Result()
 	require.NoError(q.t, err)
 	return left
 }
@@ -56,13 +57,13 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if left := q.left("id"); left < day+59*time.Minute || left > 2*day {
 		return fmt.Errorf("%s are left of what may wait for a day", left)
 	}
-	b, err := q.p.claim(t.Context(), "token.1", 2*day, 1)
+	b, err := q.p.Claim(t.Context(), "token.1", 2*day, 1)
 	require.NoError(t, err)
 	if left := q.left("id"); left < 2*day {
 		return fmt.Errorf("%s are left of what is claimed for 2 days", left)
 	}
-	c := &claim{message: b.messages[0], partition: q.p, token: "token.1", startBy: b.messages[0].ExpiresAt}
-	_, err = q.p.extend(t.Context(), q.rdb, 3*day, []*claim{c}) // its handler takes longer than it may wait
+	c := claimOf(q.Queue, &b.Messages[0], "token.1")
+	_, err = q.p.Extend(t.Context(), q.rdb, 3*day, false, c.stored) // its handler takes longer than it may wait
 	require.NoError(t, err)
 	if left := q.left("id"); left < 3*day {
 		return fmt.Errorf("%s are left of what is claimed for 3 days", left)
@@ -73,17 +74,18 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	}
 	payload, err := q.Payload(t.Context(), "id")
 	require.NoError(t, err)
-	require.Len(t, payload, maxInline+1)
+	require.Len(t, payload, store.MaxInline+1)
 	require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
 	if left := q.left("id"); left < 20*day {
 		return fmt.Errorf("%s are left of what may wait for 20 days", left)
 	}
-	q.p.free(t.Context(), []any{"id", "other"}) // as if that came late, of an older message with the id
+	freed := []string{q.p.Keys[store.KeyMessages], q.p.PayloadKey("id"), q.p.PayloadKey("other")}
+	require.NoError(t, store.Scripts["free"].Run(t.Context(), q.rdb, freed, "id", "other").Err()) // as if that came late, of an older message with the id
 	if q.left("id") < 0 {
 		return errors.New("the payload of a message that is there is freed")
 	}
 	c = claimTest(t, q.Queue, "token.2", 1)[0]
-	require.Len(t, c.message.Payload, maxInline+1)
+	require.Len(t, c.message.Payload, store.MaxInline+1)
 	require.True(t, settleTest(t, c, outcome{kind: OutcomeDone}))
 	require.Negative(t, q.left("id"))
 	return nil
@@ -97,7 +99,7 @@ func TestLongPayload_LivesAsLongAsItsMessage(t *testing.T) {
 func TestPayload_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	sources := sources()
-	sources["free"], sources["payloads"] = freeScript.Source(), payloadsScript.Source()
+	sources["free"], sources["payloads"] = store.Scripts["free"].Source(), store.Scripts["payloads"].Source()
 	for _, m := range []mutant{
 		{"a long payload expires with the age alone", "enqueue", "'PX', text(how.age + SLACK)", "'PX', text(how.age)"},
 		{"a long payload never expires", "enqueue", ", 'PX', text(how.age + SLACK))", ")"},
@@ -120,7 +122,7 @@ func TestPayload_MutantsAreCaught(t *testing.T) {
 // What a script ends that was not told of it leaves no payload behind.
 func TestLongPayload_IsFreedByWhoeverEndsItsMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := newLongTest(t, env, WithMaxBytes(30_000), WithMaxBytesPerKey(30_000), WithMaxPayload(2*maxInline))
+		q := newLongTest(t, env, WithMaxBytes(30_000), WithMaxBytesPerKey(30_000), WithMaxPayload(2*store.MaxInline))
 		for name, end := range map[string]func(id string){
 			"cancelled": func(id string) { require.NoError(t, q.Cancel(t.Context(), id)) },
 			"too old when it is claimed": func(id string) {
@@ -162,17 +164,17 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 		q := newLongTest(t, env)
 		var fails atomic.Int64
 		q.rdb.(*redis.Client).AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == any(payloadsScript.Hash()) && fails.Add(-1) >= 0 {
+			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == any(store.Scripts["payloads"].Hash()) && fails.Add(-1) >= 0 {
 				args[0] = "no-such-command"
 			}
 		}))
 		q.add(Job{ID: "first", Key: "k", MaxAge: time.Hour})
 		q.add(Job{ID: "second", Key: "k", MaxAge: time.Hour})
 		fails.Store(1)
-		_, err := q.p.claim(t.Context(), "token.1", time.Minute, 1)
+		_, err := q.p.Claim(t.Context(), "token.1", time.Minute, 1)
 		require.Error(t, err)
 		c := claimTest(t, q.Queue, "token.1", 1)[0]
-		require.Equal(t, []any{"first", 1, maxInline + 1}, []any{c.message.ID, c.message.Attempt, len(c.message.Payload)})
+		require.Equal(t, []any{"first", 1, store.MaxInline + 1}, []any{c.message.ID, c.message.Attempt, len(c.message.Payload)})
 
 		fails.Store(1)
 		next := outcome{kind: OutcomeDone, next: "token.2", which: nextOfKey}
@@ -180,8 +182,8 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 		require.Error(t, err)
 		s, err := settleOnce(c, next)
 		require.NoError(t, err)
-		require.True(t, s.held)
-		require.Equal(t, []any{"second", 1, maxInline + 1}, []any{s.next.ID, s.next.Attempt, len(s.next.Payload)})
+		require.True(t, s.Held)
+		require.Equal(t, []any{"second", 1, store.MaxInline + 1}, []any{s.Claimed.ID, s.Claimed.Attempts, len(s.Claimed.Payload)})
 	})
 }
 
@@ -191,31 +193,27 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := newLongTest(t, env)
 		payload := func(i int) []byte { return []byte(strings.Repeat(fmt.Sprint(i%10), size)) }
-		for at := 0; at < messages; at += batchItems {
-			batch := make([]*enqueueing, batchItems)
+		for at := 0; at < messages; at += store.BatchItems {
+			batch := make([]Job, store.BatchItems)
 			for i := range batch {
-				batch[i] = enqueueingOf(t.Context(), Job{ID: fmt.Sprint(at + i), Payload: payload(i), MaxAge: time.Hour}, q.p.inline())
+				batch[i] = Job{ID: fmt.Sprint(at + i), Payload: payload(i), MaxAge: time.Hour}
 			}
-			q.p.enqueue(batch)
-			for _, e := range batch {
-				require.NoError(t, e.err)
-			}
+			_, err := storeTogether(q.p, batch...)
+			require.NoError(t, err)
 		}
 		records := 0
-		for _, rec := range q.rdb.HVals(t.Context(), q.p.keys[keyMessages]).Val() {
+		for _, rec := range q.rdb.HVals(t.Context(), q.p.Keys[store.KeyMessages]).Val() {
 			records += len(rec)
 		}
-		require.Greater(t, records, fullRecords/2)
-		require.Less(t, records, fullRecords+fullRecords/10)
-		require.Equal(t, maxInlineFull, testQueueOf(t, q.Queue).partitions[0].inline())
+		require.Greater(t, records, 1<<20)
+		require.Less(t, records, 2<<20+200<<10)
+		require.Equal(t, store.MaxInlineFull, testQueueOf(t, q.Queue).partitions[0].Inline())
 		for _, i := range []int{0, messages - 1} {
 			stored, err := q.Payload(t.Context(), fmt.Sprint(i))
 			require.NoError(t, err)
-			require.Equal(t, payload(i%batchItems), stored)
+			require.Equal(t, payload(i%store.BatchItems), stored)
 			require.Equal(t, i > 0, q.left(fmt.Sprint(i)) > 0, i)
 		}
-		q.p.bytes.Store(fullRecords)
-		require.Equal(t, maxInline, q.p.inline())
 	})
 }
 

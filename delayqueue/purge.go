@@ -1,6 +1,10 @@
 package delayqueue
 
-import "context"
+import (
+	"context"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
+)
 
 // Purge removes a dead letter, with its payload: its id may then be enqueued again. For a message
 // that is not a dead letter the error is [ErrNotDead]: cancel a queued message first. For one that
@@ -11,8 +15,8 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if s.State == StateDead && !s.forgotten {
-		purged, err := p.purge(ctx, deadLetter{id: id})
+	if s.State == store.Dead && !s.Forgotten {
+		purged, err := p.Purge(ctx, store.Letter{ID: id})
 		if err != nil || purged[0] {
 			return err
 		}
@@ -33,8 +37,8 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
 	// An entry that has the place of a dead letter and is not one is passed too: purge.lua removes it.
 	match := func(e Entry) bool { return e.State != StateDead || f.matches(e) }
-	err = q.scan(ctx, "purge", StateDead, f, match, func(p *partition, batch []Entry) error {
-		purged, err := p.purge(ctx, deadLetters(batch)...)
+	err = q.scan(ctx, "purge", StateDead, f, match, func(p *store.Partition, batch []Entry) error {
+		purged, err := p.Purge(ctx, deadLetters(batch)...)
 		for i, is := range purged {
 			if is && batch[i].State == StateDead {
 				n++
@@ -58,16 +62,16 @@ func (q *Queue) CancelAll(ctx context.Context, f Filter) (n int, err error) {
 		return 0, invalidArgument("cancel", "the filter has a time of death, which queued messages do not have")
 	}
 	match := func(e Entry) bool { return e.State == StateQueued && f.matches(e) }
-	err = q.scan(ctx, "cancel", StateQueued, f, match, func(p *partition, batch []Entry) error {
+	err = q.scan(ctx, "cancel", StateQueued, f, match, func(p *store.Partition, batch []Entry) error {
 		ids := make([]string, len(batch))
 		for i, e := range batch {
 			ids[i] = e.ID
 		}
-		cancelled, err := p.cancel(ctx, ids...)
+		cancelled, err := p.Cancel(ctx, ids...)
 		for i, is := range cancelled {
 			if !is { // perhaps by an earlier try of this call, whose reply was lost
 				s, _, err := q.find(ctx, "cancel", ids[i])
-				is = err == nil && s.State == StateCancelled
+				is = err == nil && s.State == store.Cancelled
 			}
 			if is {
 				n++

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/nilcheck"
 )
@@ -24,8 +25,9 @@ type Queue struct {
 	name       string
 	prefix     string
 	service    string
-	partitions []*partition // which it would make, if it were new
-	operator   bool         // made by Open
+	store      *store.Store
+	partitions []*store.Partition // which it would make, if it were new
+	operator   bool               // made by Open
 	*agreement
 
 	maxAge         time.Duration
@@ -44,9 +46,6 @@ type Queue struct {
 	sealer                                         *sealer
 	observer                                       Observer
 	countMost                                      int
-
-	spans     []any // the first arguments of all scripts
-	admission any   // the bounds of what is stored
 
 	waits     *waits
 	workers   *workerWatch
@@ -102,9 +101,25 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 	if err := q.boundBytes(); err != nil {
 		return nil, err
 	}
-	q.setArguments()
-	q.size, q.partitions = q.split, q.makePartitions(cmp.Or(q.split, splitOf(rdb)))
+	q.store = q.newStore()
+	q.size, q.partitions = q.split, q.store.Partitions(cmp.Or(q.split, splitOf(rdb)))
 	return q, nil
+}
+
+func (q *Queue) newStore() *store.Store {
+	return store.New(store.Settings{
+		Client: q.rdb, Prefix: q.prefix, Name: q.name, Retention: q.retention, DeadRetention: q.deadRetention,
+		MaxDepth: q.maxDepth, MaxDepthPerKey: q.maxDepthPerKey,
+		MaxBytes: q.maxBytes, MaxBytesPerKey: q.maxBytesPerKey, MaxBytesPerPrincipal: q.maxBytesPerPrincipal,
+		Begin: func(ctx context.Context) error {
+			m, err := q.reread(ctx, "enqueue")
+			if err != nil {
+				return err
+			}
+			return q.lacksKeys("enqueue", m)
+		},
+		Idle: q.noteClaim, Forgotten: q.noteForgotten, SetBack: q.noteSetBack,
+	})
 }
 
 // validName checks the name of a queue or a service.
@@ -162,13 +177,12 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 		})
 	}
 	if ctx.Err() != nil {
-		return Receipt{}, callerGone(ctx, "enqueue")
+		return Receipt{}, store.Left(ctx, "enqueue")
 	}
 	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, withTrace(job.Trace, job.Payload))
 	if err != nil {
 		return Receipt{}, err
 	}
-	job.Payload = payload
 	m, err := q.agreed(ctx, "enqueue")
 	if err == nil {
 		err = q.lacksKeys("enqueue", m)
@@ -176,7 +190,18 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 	if err != nil {
 		return Receipt{}, err
 	}
-	return m.of(job.Key, job.ID).add(ctx, job)
+	j := job.stored()
+	j.Payload, j.Kept = payload, q.sealer.seals()
+	stored, err := m.of(job.Key, job.ID).Enqueue(ctx, j)
+	switch full := fullErrors[stored.Full]; {
+	case err != nil:
+		return Receipt{}, err
+	case stored.Full == store.KeyFull:
+		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q for key %q: %w: %s", q.name, job.Key, full, q.fullBecause(full))
+	case full != nil:
+		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q: %w: %s", q.name, full, q.fullBecause(full))
+	}
+	return Receipt{core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: stored.Expires}, stored.Now, stored.Over}, nil
 }
 
 // Cancel ends a queued message as cancelled, before it is run. To cancel it twice is not an error. The error is
@@ -189,17 +214,17 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	s, p, err := q.find(ctx, "cancel", id)
 	for ; err == nil; s, p, err = q.find(ctx, "cancel", id) {
 		switch s.State {
-		case StateCancelled:
+		case store.Cancelled:
 			return nil
-		case StateRunning:
+		case store.Running:
 			return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w", id, q.name, ErrRunning)
-		case StateQueued:
-			cancelled, err := p.cancel(ctx, id)
+		case store.Queued:
+			cancelled, err := p.Cancel(ctx, id)
 			if err != nil || cancelled[0] {
 				return err
 			}
 		default:
-			return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w: it is %s", id, q.name, ErrEnded, s.State)
+			return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w: it is %s", id, q.name, ErrEnded, states[s.State])
 		}
 	}
 	return err
@@ -211,8 +236,8 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	found, err := m.of(key, "").wake(ctx, []string{key}, false)
-	return err == nil && found[0] != wakeNone && found[0] != wakeHalt, err
+	found, err := m.of(key, "").Wake(ctx, []string{key}, false)
+	return err == nil && found[0] != store.WakeNone && found[0] != store.WakeHalt, err
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

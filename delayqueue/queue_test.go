@@ -39,7 +39,7 @@ func TestQueue_AMessageIsStoredAndRunOnce(t *testing.T) {
 		require.Equal(t, []delayqueue.Message{{
 			ID: ticket.ID, Key: "order {7}:*", Name: "POST /ship", Payload: payload, Attempt: 1,
 			EnqueuedAt: s.EnqueuedAt, ExpiresAt: s.ExpiresAt,
-		}}, []delayqueue.Message{r.all()[0].Plain()})
+		}}, []delayqueue.Message{r.all()[0]})
 		require.Len(t, r.all(), 1)
 		require.Zero(t, b.inState())
 		require.False(t, b.rdb.HExists(t.Context(), b.key("m"), ticket.ID).Val(), "the payload of a done message is dropped")

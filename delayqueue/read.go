@@ -2,114 +2,26 @@ package delayqueue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/keyring"
-	"github.com/perkey-go/perkey/internal/unixms"
 )
-
-// lookup is that of one message in one partition: the commands of a pipeline.
-type lookup struct {
-	id                           string
-	attempts, record, deadLetter *redis.StringCmd
-	ended                        [2 * buckets]*redis.StringCmd // nil: not asked
-	due, claimEnds               *redis.FloatCmd               // nil: not asked
-}
-
-// lookUp adds the lookup of a message to a pipeline. The order of the commands matters, since the
-// message may move on meanwhile: if it is not in one place any more, it is in a later one.
-func (p *partition) lookUp(ctx context.Context, pipe redis.Pipeliner, id string, ended bool) *lookup {
-	l := &lookup{
-		id:         id,
-		attempts:   pipe.HGet(ctx, p.keys[keyAttempts], id),
-		record:     pipe.HGet(ctx, p.keys[keyMessages], id),
-		deadLetter: pipe.HGet(ctx, p.keys[keyDeadLetters], id),
-	}
-	if ended {
-		for i := range l.ended {
-			l.ended[i] = pipe.HGet(ctx, p.keys[keyEnded+i], id)
-		}
-	}
-	return l
-}
-
-// entry adds the commands for what an Entry has beside a Status.
-func (l *lookup) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
-	l.due = pipe.ZScore(ctx, p.keys[keyWaiting], memberOf(l.id, key))
-	l.claimEnds = pipe.ZScore(ctx, p.keys[keyRunning], memberOf(l.id, key))
-}
-
-// err is why Redis did not reply, or nil.
-func (l *lookup) err() error {
-	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.deadLetter}, l.ended[:]...) {
-		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) {
-			continue
-		}
-		return cmd.Err()
-	}
-	return nil
-}
-
-// stored is what Redis holds of a message.
-type stored struct {
-	ending
-	record    record
-	forgotten bool // a dead letter for which there was no room
-}
-
-// read reads a message. State is empty if there is none.
-func (l *lookup) read() (s stored) {
-	r, ok := readRecord(l.record.Val())
-	s.record = r
-	if deadLetter := l.deadLetter.Val(); deadLetter != "" {
-		if s.ending, ok = readEnding(l.id, deadLetter); !ok {
-			s.Status = Status{ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateDead}
-		}
-		return s
-	}
-	if ok {
-		s.Status = Status{
-			ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateQueued,
-			EnqueuedAt: unixms.Time(r.enqueued), ExpiresAt: unixms.Time(r.notAfter),
-		}
-		if state := l.attempts.Val(); state != "" {
-			if state[0] == 'r' || state[0] == 'R' {
-				s.State = StateRunning
-			}
-			a, _ := readAttempts(state[1:])
-			s.Attempts, s.Conflicts, s.Losses, s.Cause = a.attempts, a.conflicts, a.losses, a.cause
-		}
-		return s
-	}
-	for _, cmd := range l.ended {
-		if cmd == nil {
-			break
-		}
-		if e, ok := readEnding(l.id, cmd.Val()); ok {
-			s.ending, s.forgotten = e, e.State == StateDead
-			return s
-		}
-	}
-	return s
-}
 
 // find looks a message up, also a dead letter whose id no job could have. Which partition has it
 // depends on its key, which the caller does not know: all are asked at once.
-func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, error) {
+func (q *Queue) find(ctx context.Context, op, id string) (store.Found, *store.Partition, error) {
 	m, err := q.agreed(ctx, op)
 	if err != nil {
-		return stored{}, nil, err
+		return store.Found{}, nil, err
 	}
-	s, p, err := q.findIn(ctx, op, m, id)
+	s, p, err := q.store.Find(ctx, op, m.partitions, id)
 	if p == nil && err == nil && time.Since(m.read) > manifestKnows { // Redis may have lost it, and the queue was begun anew
 		was := m
 		if m, err = q.reread(ctx, op); err == nil && len(m.partitions) != len(was.partitions) {
-			s, p, err = q.findIn(ctx, op, m, id)
+			s, p, err = q.store.Find(ctx, op, m.partitions, id)
 		}
 	}
 	if p == nil && err == nil {
@@ -118,59 +30,26 @@ func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, er
 	return s, p, err
 }
 
-// findIn looks a message up in the partitions of a manifest. If there is none, p is nil.
-func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p *partition, err error) {
-	lookups, backs := make([]*lookup, len(m.partitions)), make([]*redis.StringCmd, len(m.partitions))
-	pipe := q.rdb.Pipeline()
-	for i, p := range m.partitions {
-		lookups[i] = p.lookUp(ctx, pipe, id, true)
-		backs[i] = pipe.HGet(ctx, p.keys[keyCounts], "back")
+// status is what is stored of a message, with its cause opened.
+func (q *Queue) status(f store.Found) Status {
+	s := Status{
+		ID: f.ID, Key: f.Key, Name: f.Name, Principal: f.Principal, State: states[f.State], Attempts: f.Attempts, Conflicts: f.Conflicts,
+		Losses: f.Losses, EnqueuedAt: f.EnqueuedAt, ExpiresAt: f.ExpiresAt, SupersededBy: f.SupersededBy,
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, l := range lookups {
-		if s := l.read(); s.State != "" {
-			p := m.partitions[i]
-			p.age(ctx, &s, time.Duration(number(backs[i].Val()))*time.Millisecond)
-			s.Cause = q.cause(s.Status)
-			return s, p, nil
-		}
-		if failed := l.err(); failed != nil { // a partition that is down does not hide what others have
-			err = redisError(ctx, op, failed)
-		}
-	}
-	return stored{}, nil, err
-}
-
-// age changes the status of a queued message that is too old to expired: a worker will do that
-// later. The partition's clock decides, which is ahead of that of Redis if that was set back. What is queued after that is too old, and not
-// what was before: it may have been started since, in time.
-func (p *partition) age(ctx context.Context, s *stored, back time.Duration) {
-	if s.State != StateQueued || time.Now().Add(back).Before(s.ExpiresAt) {
-		return
-	}
-	if reply, err := p.call(ctx, statsScript).Slice(); err == nil && number(reply[0]) >= unixms.Of(s.ExpiresAt) {
-		pipe := p.queue.rdb.Pipeline()
-		l := p.lookUp(ctx, pipe, s.ID, true)
-		_, _ = pipe.Exec(ctx) // each command has its own error
-		if now := l.read(); l.err() == nil && now.State != "" {
-			*s = now
-			if s.State == StateQueued && number(reply[0]) >= unixms.Of(s.ExpiresAt) { // else it was stored again
-				s.State = StateExpired
-			}
-		}
-	}
+	s.Cause = q.cause(sealedOf{f.ID, f.Key, f.Name, f.Principal}, f.Cause)
+	return s
 }
 
 // cause opens the cause in a status. One that a script wrote is not sealed.
-func (q *Queue) cause(s Status) string {
-	if q.sealer == nil || !strings.HasPrefix(s.Cause, keyring.Magic) {
-		return s.Cause
+func (q *Queue) cause(of sealedOf, cause string) string {
+	if q.sealer == nil || !strings.HasPrefix(cause, keyring.Magic) {
+		return cause
 	}
-	cause, err := q.sealer.open(kindCause, sealedOf{s.ID, s.Key, s.Name, s.Principal}, []byte(s.Cause))
+	opened, err := q.sealer.open(kindCause, of, []byte(cause))
 	if err != nil {
 		return err.Error()
 	}
-	return string(cause)
+	return string(opened)
 }
 
 // Status returns where a message is in its life. For an id that was never stored, or is no longer
@@ -180,7 +59,7 @@ func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
 		return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
 	}
 	s, _, err := q.find(ctx, "status", id)
-	return s.Status, err
+	return q.status(s), err
 }
 
 // Result returns what the handler of a message that is done, or dead, gave to [SetResult]. For a
@@ -197,25 +76,19 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	}
 	of := sealedOf{id, s.Key, s.Name, s.Principal}
 	switch {
-	case s.resultSize == 0 || s.State != StateDone && s.State != StateDead:
+	case s.ResultSize == 0 || s.State != store.Done && s.State != store.Dead:
 		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
-	case s.State == StateDead:
-		return q.sealer.open(kindResult, of, []byte(s.result))
+	case s.State == store.Dead:
+		return q.sealer.open(kindResult, of, []byte(s.Ending.Result))
 	}
-	pipe := q.rdb.Pipeline()
-	var found [buckets]*redis.StringCmd
-	for i := range found {
-		found[i] = pipe.HGet(ctx, p.keys[keyResults+i], id)
+	result, ok, err := p.Result(ctx, id)
+	if err == nil && !ok {
+		err = fmt.Errorf("delayqueue: result of message %q in queue %q: %w: it ended, and its result is not stored any more", id, q.name, ErrNotFound)
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-		return nil, redisError(ctx, "result", err)
+	if err != nil {
+		return nil, err
 	}
-	for _, cmd := range found {
-		if result, err := cmd.Bytes(); err == nil {
-			return q.sealer.open(kindResult, of, result)
-		}
-	}
-	return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w: it ended, and its result is not stored any more", id, q.name, ErrNotFound)
+	return q.sealer.open(kindResult, of, result)
 }
 
 // Payload returns the payload of a message that is queued, running or dead: what was enqueued,
@@ -227,18 +100,15 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	notKept := fmt.Errorf("delayqueue: payload of message %q in queue %q: %w: it is %s, its payload is not kept", id, q.name, ErrNotFound, s.State)
-	if s.State.Ended() && s.State != StateDead || s.record.seq == "" {
-		return nil, notKept
+	payload, kept := []byte(nil), !s.State.Ended() || s.State == store.Dead
+	if kept {
+		payload, kept, err = p.Payload(ctx, s)
 	}
-	payload := []byte(s.record.payload)
-	if s.record.body {
-		payload, err = q.rdb.Get(ctx, p.payloadKey(id)).Bytes()
-		if errors.Is(err, redis.Nil) {
-			return nil, notKept
-		} else if err != nil {
-			return nil, redisError(ctx, "payload", err)
-		}
+	if err == nil && !kept {
+		err = fmt.Errorf("delayqueue: payload of message %q in queue %q: %w: it is %s, its payload is not kept", id, q.name, ErrNotFound, states[s.State])
+	}
+	if err != nil {
+		return nil, err
 	}
 	_, payload, err = q.open(sealedOf{id, s.Key, s.Name, s.Principal}, payload)
 	return payload, err
@@ -253,15 +123,12 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 		if err != nil {
 			return Entry{}, err
 		}
-		pipe := q.rdb.Pipeline()
-		l := p.lookUp(ctx, pipe, id, true)
-		l.entry(ctx, pipe, p, s.Key)
-		_, _ = pipe.Exec(ctx) // each command has its own error
-		if err := l.err(); err != nil {
-			return Entry{}, redisError(ctx, "peek", err)
+		now, err := p.Look(ctx, "peek", id, s.Key)
+		if err != nil {
+			return Entry{}, err
 		}
-		e := q.entry(l)
-		if e.State == StateQueued && s.State == StateExpired {
+		e := q.entry(now)
+		if e.State == StateQueued && s.State == store.Expired {
 			e.State, e.DueAt = StateExpired, time.Time{}
 		}
 		if e.State != "" { // else it is gone since it was found
@@ -270,23 +137,19 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 	}
 }
 
-// entry reads a message that was looked at, with what an Entry has beside a Status.
-func (q *Queue) entry(l *lookup) Entry {
-	s := l.read()
-	e := Entry{Status: s.Status, EndedAt: s.ended, ResultSize: s.resultSize}
-	e.Cause = q.cause(e.Status)
-	if !e.State.Ended() || e.State == StateDead {
-		e.PayloadSize = int64(len(s.record.payload) + s.record.bodySize)
+// entry is a message that was looked at, with what an Entry has beside a Status.
+func (q *Queue) entry(f store.Found) Entry {
+	e := Entry{Status: q.status(f), EndedAt: f.Ended, ResultSize: f.ResultSize}
+	if !f.State.Ended() || f.State == store.Dead {
+		e.PayloadSize = f.Size
 	}
-	switch e.State {
-	case StateQueued:
-		if e.DueAt = e.EnqueuedAt; l.due.Err() == nil {
-			e.DueAt = unixms.Time(int64(l.due.Val()))
+	switch f.State {
+	case store.Queued:
+		if e.DueAt = f.Due; e.DueAt.IsZero() {
+			e.DueAt = f.EnqueuedAt
 		}
-	case StateRunning:
-		if l.claimEnds.Err() == nil {
-			e.ClaimEnds = unixms.Time(int64(l.claimEnds.Val()))
-		}
+	case store.Running:
+		e.ClaimEnds = f.ClaimEnds
 	default:
 	}
 	return e

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -30,24 +28,15 @@ type recurring struct {
 	until time.Time
 }
 
-// noteForgotten takes what a script says of the dead letters that it forgot for lack of room: how
-// many, and the name of the last.
-func (p *partition) noteForgotten(reply any) {
-	text, _ := reply.(string)
-	count, name, _ := strings.Cut(text, " ")
-	if n, err := strconv.Atoi(count); err == nil && n > 0 {
-		p.queue.found(WarnForgotten, n, fmt.Sprintf("dead letters take more than half of WithMaxBytes, so the oldest are forgotten, now of %q: "+
-			"redrive or purge some, or raise WithMaxBytes", name))
-	}
+// noteForgotten warns of dead letters that were forgotten, the last of a name.
+func (q *Queue) noteForgotten(n int, name string) {
+	q.found(WarnForgotten, n, fmt.Sprintf("dead letters take more than half of WithMaxBytes, so the oldest are forgotten, now of %q: "+
+		"redrive or purge some, or raise WithMaxBytes", name))
 }
 
-// noteBack takes from a script by how much the partition's clock is ahead of that of Redis, in ms.
-func (p *partition) noteBack(ahead int64) {
-	known := p.back.Load()
-	if step := ahead - known; (step < 0 || step >= 1000) && p.back.CompareAndSwap(known, ahead) && step > 0 {
-		p.queue.found(WarnClockBack, 1, fmt.Sprintf("the clock of redis was set back: the queue goes on, and the times that it tells are ahead of that clock by %s",
-			time.Duration(ahead)*time.Millisecond))
-	}
+// noteSetBack warns of a clock that was set back.
+func (q *Queue) noteSetBack(ahead time.Duration) {
+	q.found(WarnClockBack, 1, fmt.Sprintf("the clock of redis was set back: the queue goes on, and the times that it tells are ahead of that clock by %s", ahead))
 }
 
 // found opens a warning, or notes that what it reports goes on. It does not wait for an observer.

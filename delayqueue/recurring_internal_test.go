@@ -33,7 +33,6 @@ func TestRecurring_IsOverAfterAMinuteWithout(t *testing.T) {
 		var seen warnings
 		q, err := New(rdb, "q", WithQueueObserver(&seen))
 		require.NoError(t, err)
-		p := q.partitions[0]
 		told := func(n int, resolved bool, detail string) {
 			t.Helper()
 			synctest.Wait()
@@ -45,24 +44,19 @@ func TestRecurring_IsOverAfterAMinuteWithout(t *testing.T) {
 				require.Contains(t, seen.told[n-1].Detail, detail)
 			}
 		}
-		p.noteBack(999)
-		told(0, false, "")
-		p.noteBack(3_600_000)
+		q.noteSetBack(time.Hour)
 		told(1, false, "ahead of that clock by 1h0m0s")
 		time.Sleep(40 * time.Second)
-		p.noteBack(3_600_000) // as each claim says
-		p.noteBack(2 * 3_600_000)
+		q.noteSetBack(2 * time.Hour)
 		time.Sleep(59 * time.Second)
 		told(1, false, "")
 		time.Sleep(2 * time.Second)
 		told(2, true, "the clock of redis was not set back again for 1m0s")
-		p.noteBack(0) // Redis has lost it
-		told(2, true, "")
-		p.noteBack(5000)
+		q.noteSetBack(5 * time.Second)
 		told(3, false, "by 5s")
 		time.Sleep(time.Hour)
 		told(4, true, "")
-		p.noteForgotten("3 pay")
+		q.noteForgotten(3, "pay")
 		told(5, false, `"pay"`)
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Redrive puts a dead letter back into the queue, under its id, due at once: at the end of its key's
@@ -27,34 +29,34 @@ func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) er
 	if err != nil {
 		return err
 	}
-	if s.State != StateDead || s.forgotten {
+	if s.State != store.Dead || s.Forgotten {
 		return q.notDead("redrive", id, s)
 	}
-	words, err := p.redrive(ctx, maxAge, deadLetter{id: id})
-	if err != nil || words[0] == wordRedriven {
+	words, err := p.Redrive(ctx, maxAge, store.Letter{ID: id})
+	if err != nil || words[0] == store.RedriveDone {
 		return err
 	}
 	return q.redriveRefused(id, words[0])
 }
 
 // redriveRefused is why a dead letter was left where it was; nil if it was none.
-func (q *Queue) redriveRefused(id, word string) error {
+func (q *Queue) redriveRefused(id string, word store.Redriven) error {
 	refused := func(why error, what string, args ...any) error {
 		return fmt.Errorf("delayqueue: redrive of message %q in queue %q: %w: %s", id, q.name, why, fmt.Sprintf(what, args...))
 	}
-	if word == wordDamaged {
+	if word == store.RedriveDamaged {
 		return refused(ErrDamaged, "enqueue the work again, and purge it")
-	} else if full := fullWords[word]; full != nil {
+	} else if full := fullErrors[word.Full()]; full != nil {
 		return refused(full, "%s", q.fullBecause(full))
 	}
 	return nil
 }
 
-func (q *Queue) notDead(op, id string, s stored) error {
-	if s.forgotten {
+func (q *Queue) notDead(op, id string, s store.Found) error {
+	if s.Forgotten {
 		return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: there was no room for the dead letter, see WithMaxBytes", op, id, q.name, ErrNotFound)
 	}
-	return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: it is %s", op, id, q.name, ErrNotDead, s.State)
+	return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: it is %s", op, id, q.name, ErrNotDead, states[s.State])
 }
 
 // redriveAge is the max age of what is redriven.
@@ -117,7 +119,7 @@ func (q *Queue) RedriveAll(ctx context.Context, f Filter, o RedriveOptions) (n i
 	began := time.Now()
 	var refused refusals
 	match := func(e Entry) bool { return e.State == StateDead && f.matches(e) }
-	err = q.scan(ctx, "redrive", StateDead, f, match, func(p *partition, batch []Entry) error {
+	err = q.scan(ctx, "redrive", StateDead, f, match, func(p *store.Partition, batch []Entry) error {
 		for len(batch) > 0 {
 			size := min(len(batch), most)
 			if o.Limit > 0 {
@@ -128,12 +130,12 @@ func (q *Queue) RedriveAll(ctx context.Context, f Filter, o RedriveOptions) (n i
 					return err
 				}
 			}
-			words, err := p.redrive(ctx, maxAge, deadLetters(batch[:size])...)
+			words, err := p.Redrive(ctx, maxAge, deadLetters(batch[:size])...)
 			if err != nil {
 				return err
 			}
 			for i, word := range words {
-				if word == wordRedriven {
+				if word == store.RedriveDone {
 					n++
 				} else if why := q.redriveRefused(batch[i].ID, word); why != nil {
 					refused.add(why)
@@ -184,6 +186,6 @@ func sleepUntil(ctx context.Context, op string, since time.Time, seconds float64
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return callerGone(ctx, op)
+		return store.Left(ctx, op)
 	}
 }

@@ -7,15 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/observing"
-	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // observe calls an Observer.
@@ -76,11 +75,11 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 // starts is the event of a claim whose handler is about to be called.
 func (c *claim) starts() Started {
 	m := c.message
-	s := Started{Queue: c.partition.queue.name, Message: m, QueuedAfter: m.queuedAfter}
+	s := Started{Queue: c.queue.name, Message: m, QueuedAfter: c.stored.QueuedAfter}
 	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
 	s.Age = max(0, now.Sub(m.EnqueuedAt))
-	if ms, err := strconv.ParseFloat(m.due, 64); err == nil {
-		s.Lag = max(0, now.Sub(unixms.Time(int64(ms))))
+	if due := c.stored.Due; !due.IsZero() {
+		s.Lag = max(0, now.Sub(due))
 	}
 	if !c.granted.IsZero() {
 		s.KeyWait = c.granted.Sub(c.taken)
@@ -116,18 +115,18 @@ const noWorkerAfter = 30 * time.Second
 // workerWatch are the partitions that nobody works on.
 type workerWatch struct {
 	mu      sync.Mutex
-	gone    map[*partition]bool
-	looking map[*partition]bool // a timer looks again, for when nothing more is parked
-	again   time.Duration       // after which time
+	gone    map[*store.Partition]bool
+	looking map[*store.Partition]bool // a timer looks again, for when nothing more is parked
+	again   time.Duration             // after which time
 }
 
 func newWorkerWatch() *workerWatch {
-	return &workerWatch{gone: map[*partition]bool{}, looking: map[*partition]bool{}, again: noWorkerAfter + time.Second}
+	return &workerWatch{gone: map[*store.Partition]bool{}, looking: map[*store.Partition]bool{}, again: noWorkerAfter + time.Second}
 }
 
 // lookAgain looks later whether somebody works on what was parked in a partition, and then again, until nothing
 // is queued or runs there, or the client is closed. Its caller has the mutex.
-func (w *workerWatch) lookAgain(p *partition) {
+func (w *workerWatch) lookAgain(q *Queue, p *store.Partition) {
 	if w.looking[p] {
 		return
 	}
@@ -136,12 +135,12 @@ func (w *workerWatch) lookAgain(p *partition) {
 		w.mu.Lock()
 		delete(w.looking, p)
 		w.mu.Unlock()
-		switch since, err := p.unclaimed(context.Background()); {
+		switch since, err := p.Unclaimed(context.Background()); {
 		case err == nil:
-			p.queue.noteClaim(p, since, since >= 0)
+			q.noteClaim(p, since, since >= 0)
 		case !errors.Is(err, redis.ErrClosed): // not known: Redis may be away
 			w.mu.Lock()
-			w.lookAgain(p)
+			w.lookAgain(q, p)
 			w.mu.Unlock()
 		}
 	})
@@ -149,7 +148,7 @@ func (w *workerWatch) lookAgain(p *partition) {
 
 // noteClaim notes for how long no Worker has claimed in a partition; less than 0: none need have. Parked: a call was
 // parked there.
-func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
+func (q *Queue) noteClaim(p *store.Partition, since time.Duration, parked bool) {
 	w := q.workers
 	w.mu.Lock()
 	before := len(w.gone)
@@ -159,7 +158,7 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 		w.gone[p] = true
 	}
 	if parked {
-		w.lookAgain(p)
+		w.lookAgain(q, p)
 	}
 	after := len(w.gone)
 	w.mu.Unlock()

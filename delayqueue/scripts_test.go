@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
@@ -23,9 +24,21 @@ func testQueue(t *testing.T, env *redistest.Env) *Queue {
 	return q
 }
 
-// enqueueingOf describes a job.
-func enqueueingOf(ctx context.Context, job Job, inline int) *enqueueing {
-	return emptyEnqueueing().(*enqueueing).of(ctx, job, inline)
+// storeTogether stores jobs by one call of the script.
+func storeTogether(p *store.Partition, jobs ...Job) (stored []store.Stored, err error) {
+	all := make([]store.Job, len(jobs))
+	for i, job := range jobs {
+		all[i] = job.stored()
+		all[i].Payload = job.Payload
+	}
+	stored, errs := p.EnqueueTogether(context.Background(), all...)
+	return stored, errors.Join(errs...)
+}
+
+// claimOf is the claim on a message of a queue with one partition.
+func claimOf(q *Queue, m *store.Message, token string) *claim {
+	m.Due = time.Time{} // nobody knows it any more after a lost reply
+	return &claim{message: messageOf(m), stored: m, queue: q, partition: q.partitions[0], token: token, startBy: m.ExpiresAt}
 }
 
 func enqueueTest(t *testing.T, q *Queue, id, key string) {
@@ -37,30 +50,29 @@ func enqueueTest(t *testing.T, q *Queue, id, key string) {
 // claimTest claims up to n messages and returns their claims.
 func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 	t.Helper()
-	b, err := q.partitions[0].claim(t.Context(), token, time.Minute, n)
+	b, err := q.partitions[0].Claim(t.Context(), token, time.Minute, n)
 	require.NoError(t, err)
-	for _, m := range b.messages {
-		m.due = "" // nobody knows it any more after a lost reply
-		claims = append(claims, &claim{message: m, partition: q.partitions[0], token: token, startBy: m.ExpiresAt})
+	for i := range b.Messages {
+		claims = append(claims, claimOf(q, &b.Messages[i], token))
 	}
 	return claims
 }
 
 // settleOnce settles a claim as a Worker does, once.
-func settleOnce(c *claim, v outcome) (settled, error) {
+func settleOnce(c *claim, v outcome) (*store.Settlement, error) {
 	s := c.end(v, time.Minute)
-	c.partition.settle([]*settling{s})
-	if s.settled.next != nil {
-		s.settled.next.due = "" // nobody knows it any more after a lost reply
+	c.partition.SettleTogether([]*store.Settlement{s})
+	if c.settledFrom = s.First; s.Claimed != nil {
+		s.Claimed.Due = time.Time{} // nobody knows it any more after a lost reply
 	}
-	return s.settled, s.err
+	return s, s.Err
 }
 
 func settleTest(t *testing.T, c *claim, v outcome) (held bool) {
 	t.Helper()
 	s, err := settleOnce(c, v)
 	require.NoError(t, err)
-	return s.held
+	return s.Held
 }
 
 func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
@@ -71,9 +83,9 @@ func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 		}
 		first := claimTest(t, q, "one", 3)
 		require.Len(t, first, 3)
-		end := q.rdb.ZScore(t.Context(), q.partitions[0].keys[keyRunning], "0 ").Val()
+		end := q.rdb.ZScore(t.Context(), q.partitions[0].Keys[store.KeyRunning], "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
-		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].keys[keyRunning], "0 ").Val(), end, "the lease starts anew")
+		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].Keys[store.KeyRunning], "0 ").Val(), end, "the lease starts anew")
 		require.True(t, settleTest(t, first[0], outcome{kind: OutcomeDone}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
 		require.Len(t, claimTest(t, q, "two", 5), 2)
@@ -102,18 +114,18 @@ func TestReceipts_AreBounded(t *testing.T) {
 		q := testQueue(t, env)
 		p := q.partitions[0]
 		for i := range 700 {
-			require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
+			require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
 		}
 		for i := range 100 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 			require.Len(t, claimTest(t, q, fmt.Sprint("worker.", i+1), 1), 1)
 		}
-		require.Greater(t, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val(), int64(500), "one fetcher, one receipt")
+		require.Greater(t, q.rdb.HLen(t.Context(), p.Keys[store.KeyReceipts]).Val(), int64(500), "one fetcher, one receipt")
 		for i := range 100 {
 			enqueueTest(t, q, fmt.Sprint("b", i), "")
 			require.Len(t, claimTest(t, q, fmt.Sprint("worker", i, ".1"), 1), 1)
 		}
-		require.Less(t, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val(), int64(200))
+		require.Less(t, q.rdb.HLen(t.Context(), p.Keys[store.KeyReceipts]).Val(), int64(200))
 	})
 }
 
@@ -122,15 +134,15 @@ func TestScripts_AClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		late := claimTest(t, q, "late", 1)[0]
-		require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].keys[keyRunning], scored(0, "id k")).Err())
+		require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].Keys[store.KeyRunning], scored(0, "id k")).Err())
 		current := claimTest(t, q, "current", 1)[0]
 		stored := func() []any {
-			return []any{q.rdb.HGetAll(t.Context(), q.partitions[0].keys[keyMessages]).Val(), q.rdb.HGetAll(t.Context(), q.partitions[0].keys[keyAttempts]).Val()}
+			return []any{q.rdb.HGetAll(t.Context(), q.partitions[0].Keys[store.KeyMessages]).Val(), q.rdb.HGetAll(t.Context(), q.partitions[0].Keys[store.KeyAttempts]).Val()}
 		}
 		before := stored()
 
 		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
-		held, err := q.partitions[0].extend(t.Context(), q.rdb, time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
+		held, err := q.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, late.stored, current.stored, &store.Message{ID: "unknown"})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false, true, false}, held)
 		for _, kind := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
@@ -146,32 +158,32 @@ func TestScripts_AWakeReachesAMessageOnItsWayBack(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		conflict := outcome{kind: OutcomeConflict, delay: time.Hour, awaitsKey: true}
-		wake := func(want int64) {
+		wake := func(want store.Woken) {
 			t.Helper()
-			found, err := q.partitions[0].wake(t.Context(), []string{"unknown", "k"}, true)
+			found, err := q.partitions[0].Wake(t.Context(), []string{"unknown", "k"}, true)
 			require.NoError(t, err)
-			require.Equal(t, []int64{wakeNone, want}, found)
+			require.Equal(t, []store.Woken{store.WakeNone, want}, found)
 		}
 
 		// The key is announced after the requeue, and before it.
 		c := claimTest(t, q, "1", 1)[0]
 		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "1.5", 1))
-		wake(wakeWoken)
-		wake(wakeBusy)
+		wake(store.WakeDue)
+		wake(store.WakeBusy)
 		c = claimTest(t, q, "2", 1)[0]
-		wake(wakeBusy)
+		wake(store.WakeBusy)
 		require.True(t, settleTest(t, c, conflict))
 		c = claimTest(t, q, "3", 1)[0]
 		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "4", 1), "the mark holds for one claim")
 
 		// Only those that wait for their key are woken.
-		wake(wakeWoken)
+		wake(store.WakeDue)
 		c = claimTest(t, q, "5", 1)[0]
-		wake(wakeBusy)
+		wake(store.WakeBusy)
 		require.True(t, settleTest(t, c, outcome{kind: OutcomeRetry, delay: time.Minute}))
-		wake(wakeNone)
+		wake(store.WakeNone)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
 }
@@ -181,9 +193,9 @@ func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
 		q := testQueue(t, env)
 		wait := func() time.Duration {
 			t.Helper()
-			b, err := q.partitions[0].claim(t.Context(), ident.Random(16), 10*time.Second, 1)
+			b, err := q.partitions[0].Claim(t.Context(), ident.Random(16), 10*time.Second, 1)
 			require.NoError(t, err)
-			return b.wait
+			return b.Wait
 		}
 		near := func(want time.Duration) {
 			t.Helper()
@@ -213,7 +225,7 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	claims := claimTest(t, q, "token", 6)
 	require.Len(t, claims, 6)
 	enqueueTest(t, q, "queued", "key of queued")
-	require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].keys[keyRunning], scored(0, "reaped key of reaped")).Err())
+	require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].Keys[store.KeyRunning], scored(0, "reaped key of reaped")).Err())
 	require.NoError(t, q.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	before := redistest.Keys(t, q.rdb, "p")
 
@@ -225,15 +237,15 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		if c.message.ID == "reaped" {
 			continue
 		}
-		held, err := q.partitions[0].extend(t.Context(), q.rdb, time.Minute, []*claim{c})
+		held, err := q.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, c.stored)
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
 		kind := Outcome(c.message.ID)
 		require.True(t, settleTest(t, c, outcome{kind: kind, delay: time.Minute, awaitsKey: kind == OutcomeConflict}))
 	}
-	found, err := q.partitions[0].wake(t.Context(), []string{"key of conflict"}, true)
+	found, err := q.partitions[0].Wake(t.Context(), []string{"key of conflict"}, true)
 	require.NoError(t, err)
-	require.Equal(t, []int64{wakeWoken}, found)
+	require.Equal(t, []store.Woken{store.WakeDue}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
 }
 
@@ -258,7 +270,7 @@ func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 			_, err := q.Enqueue(t.Context(), Job{Key: fmt.Sprint("k", i%keys), Payload: make([]byte, size)})
 			require.NoError(t, err)
 		}
-		var batch []*settling
+		var batch []*store.Settlement
 		for n := 0; len(batch) < keys; n++ {
 			claims := claimTest(t, q, fmt.Sprint(n), keys)
 			require.NotEmpty(t, claims)
@@ -267,16 +279,16 @@ func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 				batch = append(batch, c.end(v, time.Minute))
 			}
 		}
-		q.partitions[0].settle(batch)
+		q.partitions[0].SettleTogether(batch)
 		bytes := 0
 		for _, s := range batch {
-			require.NoError(t, s.err)
-			if s.settled.next != nil {
-				bytes += len(s.settled.next.Payload)
+			require.NoError(t, s.Err)
+			if s.Claimed != nil {
+				bytes += len(s.Claimed.Payload)
 			}
 		}
 		require.Positive(t, bytes)
-		require.LessOrEqual(t, bytes, claimBytes+size)
+		require.LessOrEqual(t, bytes, 1<<20+size)
 	})
 }
 
@@ -295,21 +307,21 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 				claims := claimTest(t, q, "first", 2)
 				require.Len(t, claims, 2)
 				time.Sleep(210 * time.Millisecond)
-				batch := []*settling{
+				batch := []*store.Settlement{
 					claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
 					claims[1].end(outcome{kind: OutcomeDone, which: which, next: "next1"}, time.Minute),
 				}
-				q.partitions[0].settle(batch)
+				q.partitions[0].SettleTogether(batch)
 				seen := map[string]bool{}
 				for _, s := range batch {
-					require.NoError(t, s.err)
-					if next := s.settled.next; next != nil {
+					require.NoError(t, s.Err)
+					if next := s.Claimed; next != nil {
 						require.False(t, seen[next.ID], "%s is claimed twice", next.ID)
 						seen[next.ID] = true
 					}
 				}
 				require.NotEmpty(t, seen)
-				due, err := env.Client(t).ZRange(t.Context(), q.partitions[0].keys[keyWaiting], 0, -1).Result()
+				due, err := env.Client(t).ZRange(t.Context(), q.partitions[0].Keys[store.KeyWaiting], 0, -1).Result()
 				require.NoError(t, err)
 				for _, member := range due {
 					id, _, _ := strings.Cut(member, " ")
@@ -329,8 +341,7 @@ func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		for range 2 {
 			s, err := settleOnce(c, outcome{kind: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
 			require.NoError(t, err)
-			s.sent = time.Time{}
-			require.Equal(t, settled{held: true, expired: true, anyDue: true}, s)
+			require.Equal(t, []any{store.EndExpired, true, true, (*store.Message)(nil)}, []any{s.End, s.Held, s.AnyDue, s.Claimed})
 		}
 		s, err := q.Status(t.Context(), "id")
 		require.NoError(t, err)
@@ -347,19 +358,19 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{kind: OutcomeDead}))
 		e, err := q.Peek(t.Context(), "id")
 		require.NoError(t, err)
-		now, before := deadLetters([]Entry{e})[0], deadLetter{"id", "1"}
+		now, before := deadLetters([]Entry{e})[0], store.Letter{ID: "id", Died: "1"}
 		p := q.partitions[0]
 
-		words, err := p.redrive(t.Context(), time.Minute, before)
+		words, err := p.Redrive(t.Context(), time.Minute, before)
 		require.NoError(t, err)
-		require.Equal(t, []string{""}, words)
-		purged, err := p.purge(t.Context(), deadLetter{"none", ""}, before)
+		require.Equal(t, []store.Redriven{""}, words)
+		purged, err := p.Purge(t.Context(), store.Letter{ID: "none"}, before)
 		require.NoError(t, err)
 		require.Equal(t, []bool{true, false}, purged)
-		words, err = p.redrive(t.Context(), time.Minute, now, now)
+		words, err = p.Redrive(t.Context(), time.Minute, now, now)
 		require.NoError(t, err)
-		require.Equal(t, []string{"redriven", "redriven"}, words)
-		purged, err = p.purge(t.Context(), deadLetter{"id", ""})
+		require.Equal(t, []store.Redriven{store.RedriveDone, store.RedriveDone}, words)
+		purged, err = p.Purge(t.Context(), store.Letter{ID: "id"})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false}, purged)
 		require.Len(t, claimTest(t, q, "2", 2), 1)
@@ -367,7 +378,7 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 }
 
 // claimNext settles a claim and claims the next message with the token.
-func claimNext(t *testing.T, c *claim, which, token string) (settled, error) {
+func claimNext(t *testing.T, c *claim, which, token string) (*store.Settlement, error) {
 	t.Helper()
 	return settleOnce(c, outcome{kind: OutcomeDone, which: which, next: token})
 }
@@ -378,7 +389,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q := testQueue(t, env)
-				running := q.partitions[0].keys[keyRunning]
+				running := q.partitions[0].Keys[store.KeyRunning]
 				for _, id := range []string{"a", "b", "c"} {
 					enqueueTest(t, q, id, "k")
 				}
@@ -390,17 +401,17 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				s, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
 				want := map[string]string{nextOfKey: "b", nextOfAny: "other"}[which]
-				require.Equal(t, want, s.next.ID)
+				require.Equal(t, want, s.Claimed.ID)
 				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val())
 
 				// The caller counts the lease from when it asked again, so Redis must too.
-				member := want + " " + s.next.Key
+				member := want + " " + s.Claimed.Key
 				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
 				first.settledFrom = first.settledFrom.Add(-30 * time.Second)
 				before := q.rdb.ZScore(t.Context(), running, member).Val()
 				again, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
-				require.Equal(t, s.next, again.next)
+				require.Equal(t, s.Claimed, again.Claimed)
 				require.Greater(t, q.rdb.ZScore(t.Context(), running, member).Val(), before+20_000)
 				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val(), "it takes nothing more")
 
@@ -408,8 +419,8 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				require.NoError(t, ageRecord(q, want))
 				again, err = claimNext(t, first, which, "two")
 				require.NoError(t, err)
-				require.True(t, again.held)
-				require.Nil(t, again.next)
+				require.True(t, again.Held)
+				require.Nil(t, again.Claimed)
 			})
 		})
 	}
@@ -426,10 +437,10 @@ func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(
 		s, err := claimNext(t, claims[0], nextOfAny, "two")
 		require.NoError(t, err)
 		again := claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "two"}, time.Minute)
-		q.partitions[0].settle([]*settling{again, claims[1].end(outcome{kind: OutcomeDone}, time.Hour)})
-		require.NoError(t, again.err)
-		require.NotNil(t, again.settled.next)
-		require.Equal(t, s.next.ID, again.settled.next.ID)
+		q.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{kind: OutcomeDone}, time.Hour)})
+		require.NoError(t, again.Err)
+		require.NotNil(t, again.Claimed)
+		require.Equal(t, s.Claimed.ID, again.Claimed.ID)
 	})
 }
 
@@ -441,22 +452,22 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		for i := range 5 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 		}
-		tried := q.partitions[0].keys[keyAttempts]
+		tried := q.partitions[0].Keys[store.KeyAttempts]
 		was := q.rdb.HGet(t.Context(), tried, "id").Val()
 		for _, junk := range []string{"", "r", was[:7] + "x" + was[8:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
 				s, err := settleOnce(c, outcome{kind: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
 				require.NoError(t, err)
-				require.False(t, s.held)
-				require.Nil(t, s.next)
+				require.False(t, s.Held)
+				require.Nil(t, s.Claimed)
 			}
 		}
 		require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", was).Err())
-		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].keys[keyRunning]).Val())
+		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].Keys[store.KeyRunning]).Val())
 		s, err := settleOnce(c, outcome{kind: OutcomeRetry, which: nextOfAny, next: "two"})
 		require.NoError(t, err)
-		require.NotNil(t, s.next)
+		require.NotNil(t, s.Claimed)
 	})
 }
 
@@ -472,16 +483,16 @@ func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 		for range 2 {
 			s, err := settleOnce(c, outcome{kind: OutcomeDone})
 			require.NoError(t, err)
-			require.True(t, s.held)
+			require.True(t, s.Held)
 		}
-		require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyMessages], "short", "1--", "junk", "junk").Err())
+		require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyMessages], "short", "1--", "junk", "junk").Err())
 		for _, junk := range []string{"unknown", "id", "short", "junk", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000)} {
-			require.NoError(t, q.rdb.ZAdd(t.Context(), p.keys[keyRunning], scored(9e15, junk)).Err())
-			require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyAttempts], junk, "r------1 0 0 0 two ").Err())
+			require.NoError(t, q.rdb.ZAdd(t.Context(), p.Keys[store.KeyRunning], scored(9e15, junk)).Err())
+			require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyAttempts], junk, "r------1 0 0 0 two ").Err())
 			s, err := claimNext(t, c, nextOfAny, "two")
 			require.NoError(t, err)
-			require.True(t, s.held)
-			require.Nil(t, s.next, "%q", junk)
+			require.True(t, s.Held)
+			require.Nil(t, s.Claimed, "%q", junk)
 		}
 	})
 }
@@ -497,16 +508,16 @@ func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
 		v := outcome{kind: OutcomeRetry, which: nextOfAny, next: "two"}
 		s, err := settleOnce(first, v)
 		require.NoError(t, err)
-		require.Equal(t, "next", s.next.ID)
+		require.Equal(t, "next", s.Claimed.ID)
 		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], outcome{kind: OutcomeDone}))
 		again, err := settleOnce(first, v)
 		require.NoError(t, err)
-		require.False(t, again.held)
-		require.Equal(t, s.next, again.next)
+		require.False(t, again.Held)
+		require.Equal(t, s.Claimed, again.Claimed)
 		v.next = "another"
 		again, err = settleOnce(first, v)
 		require.NoError(t, err)
-		require.Nil(t, again.next)
+		require.Nil(t, again.Claimed)
 	})
 }
 
@@ -518,13 +529,14 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		require.NoError(t, err)
 		p := q.partitions[0]
 		run := func(name string) (claims []*claim) {
-			for at := 0; at < many; at += batchItems {
-				batch := make([]*enqueueing, batchItems)
+			for at := 0; at < many; at += store.BatchItems {
+				batch := make([]Job, store.BatchItems)
 				for i := range batch {
-					batch[i] = enqueueingOf(t.Context(), Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}, maxInline)
+					batch[i] = Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}
 				}
-				p.enqueue(batch)
-				claims = append(claims, claimTest(t, q, fmt.Sprint(name, ".", at+1), batchItems)...)
+				_, err := storeTogether(p, batch...)
+				require.NoError(t, err)
+				claims = append(claims, claimTest(t, q, fmt.Sprint(name, ".", at+1), store.BatchItems)...)
 			}
 			require.GreaterOrEqual(t, len(claims), many)
 			return claims
@@ -537,15 +549,15 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // what was claimed before has an earlier end
 		s, err := claimNext(t, c, nextOfAny, "two")
 		require.NoError(t, err)
-		require.Equal(t, "next", s.next.ID)
+		require.Equal(t, "next", s.Claimed.ID)
 		run("after")
 		for some := range slices.Chunk(before, extendBatch) {
-			held, err := p.extend(t.Context(), q.rdb, time.Minute, some)
+			held, err := p.Extend(t.Context(), q.rdb, time.Minute, false, storedOf(some)...)
 			require.NoError(t, err)
 			require.NotContains(t, held, false)
 		}
 		again, err := claimNext(t, c, nextOfAny, "two")
 		require.NoError(t, err)
-		require.Equal(t, s.next, again.next)
+		require.Equal(t, s.Claimed, again.Claimed)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -35,18 +36,17 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 	}
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
-		_ = c.partition.settles.Add(s) // never closed
-		if !w.await(s) {
+		if !w.await(c.partition.Settle(s)) {
 			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
 			break
 		}
-		if s.err == nil {
-			next = w.settled(s, &v)
+		if c.settledFrom = s.First; s.Err == nil {
+			next = w.settled(c, s, &v)
 			break
 		}
 		pause := backoff.Full(try, settleBefore, settleMost)
 		if time.Now().Add(pause).After(w.claims.until(c)) || !w.sleep(pause) {
-			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.err, v.err)
+			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.Err, v.err)
 			break
 		}
 	}
@@ -59,22 +59,77 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // settled puts the result of a settlement into v, and returns the next claim, if there is one.
-func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
-	c := s.claim
+func (w *Worker) settled(c *claim, s *store.Settlement, v *outcome) (next *claim) {
 	switch {
-	case !s.settled.held:
+	case !s.Held:
 		v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
-	case s.settled.expired:
+	case s.End == store.EndExpired:
 		v.kind = OutcomeExpired
 	}
-	if s.settled.anyDue {
-		w.wakeFetchers(c.partition.base) // without waiting for our own announcement
+	if s.AnyDue {
+		w.wakeFetchers(c.partition.Base) // without waiting for our own announcement
 	}
-	if s.settled.next != nil {
-		next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
-		next.since, next.startBy, next.whilePaused = c.since, s.settled.sent.Add(s.settled.left), w.paused.Load()
+	if s.Claimed != nil {
+		next = w.claims.add(w.ctx, w.queue, c.partition, s.Claimed, v.next, trust.Until(s.Sent, w.lease))
+		next.since, next.startBy, next.whilePaused = c.since, s.Sent.Add(s.Left), w.paused.Load()
 	}
 	return next
+}
+
+// end says how a claim is to be settled, and the next message claimed for so long.
+func (c *claim) end(v outcome, lease time.Duration) *store.Settlement {
+	m := c.stored
+	s := &store.Settlement{
+		Message: m, Token: c.token, Halts: halts[c.queue.halt], Delay: v.delay, Next: v.next, OfKey: v.which == nextOfKey, Lease: lease, First: c.settledFrom,
+		Attempts: c.message.Attempt, Conflicts: m.Conflicts, Losses: m.Losses, Handed: m.Handed, Cause: []byte(m.Cause),
+	}
+	switch {
+	case v.handedBack:
+		s.End = store.EndHandedBack
+	case v.kind == OutcomeDone:
+		s.End = store.EndDone
+	case v.kind == OutcomeDead:
+		s.End = store.EndDead
+	case v.kind == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay:
+		s.End = store.EndExpired
+	case v.kind == OutcomeRetry && !v.later:
+		s.End = store.EndRetry
+	case v.awaitsKey:
+		s.End = store.EndBackForKey
+	default:
+		s.End = store.EndBack
+	}
+	if v.lost {
+		s.Losses++
+	}
+	if v.handedBack || v.later || v.kind == OutcomeRetry || v.kind == OutcomeDead {
+		s.Cause = c.queue.sealed(kindCause, c.message, []byte(v.cause()))
+	}
+	if v.later || v.kind == OutcomeConflict || v.kind == OutcomeReturned {
+		s.Attempts = max(0, s.Attempts-1)
+	}
+	if v.kind == OutcomeConflict {
+		s.Conflicts++
+	}
+	if v.handedBack || v.later {
+		s.Handed++
+	}
+	if v.kind == OutcomeDone || v.kind == OutcomeDead && len(v.result) <= maxDeadResult {
+		s.Result = c.queue.sealed(kindResult, c.message, v.result)
+	}
+	return s
+}
+
+// sealed returns plain as it is stored, for a message that has an outcome; nil if there is none.
+func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
+	if len(plain) == 0 {
+		return nil
+	}
+	stored, err := q.sealer.seal(kind, m.sealedOf(), plain)
+	if err != nil {
+		return nil // too large for Redis: both are bounded far below
+	}
+	return stored
 }
 
 // conclude ends a claim that was settled, and reports it.
@@ -95,14 +150,14 @@ const stopTimeout = 3 * time.Second
 
 // await waits for a settlement. It reports false when Stop's time is over, and Redis
 // does not answer.
-func (w *Worker) await(s *settling) bool {
+func (w *Worker) await(settled <-chan struct{}) bool {
 	select {
-	case <-s.done:
+	case <-settled:
 		return true
 	case <-w.ctx.Done():
 	}
 	select {
-	case <-s.done:
+	case <-settled:
 		return true
 	case <-time.After(stopTimeout):
 		return false

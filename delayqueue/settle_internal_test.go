@@ -3,7 +3,6 @@ package delayqueue
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
@@ -64,36 +64,10 @@ func internalWorker(t *testing.T, q *Queue, h Handler, opts ...WorkerOption) (*W
 // takes has a Worker that is not started claim a message.
 func (w *Worker) takes(t *testing.T, token string) *claim {
 	t.Helper()
-	b, err := w.queue.partitions[0].claim(t.Context(), token, time.Minute, 1)
+	b, err := w.queue.partitions[0].Claim(t.Context(), token, time.Minute, 1)
 	require.NoError(t, err)
-	require.Len(t, b.messages, 1)
-	return w.claims.add(w.ctx, w.queue.partitions[0], b.messages[0], token, time.Now().Add(time.Minute))
-}
-
-// After a failover the clock of Redis may be behind: what a settlement claimed whose reply was lost has an
-// earlier end than any by the clock before.
-func TestSettle_SentAgainAfterTheClockWentBackBringsWhatItClaimed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		lost := false
-		q.rdb.(*redis.Client).AddHook(aroundScript{settleScript, func(next func() error) error {
-			if err := next(); err != nil || lost {
-				return err
-			}
-			lost = true
-			return errors.New("connection reset")
-		}})
-		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
-		enqueueTest(t, q, "first", "")
-		c := w.takes(t, "one")
-		enqueueTest(t, q, "second", "")
-		now := time.Now()
-		c.partition.clock.Store(&clock{now.Add(time.Hour).UnixMilli(), now}) // of the node that failed
-		next := w.settle(c, outcome{kind: OutcomeDone})
-		require.NotNil(t, next, "it waits for the end of a claim that nobody knows")
-		require.Equal(t, "second", next.message.ID)
-		require.Nil(t, w.settle(next, outcome{kind: OutcomeDone, last: true}))
-	})
+	require.Len(t, b.Messages, 1)
+	return w.claims.add(w.ctx, w.queue, w.queue.partitions[0], &b.Messages[0], token, time.Now().Add(time.Minute))
 }
 
 // Why a message that is to run alone goes back is told as it is.
@@ -107,7 +81,7 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 		"redis refuses":    {reply: replyError("NOPERM no permissions"), want: core.ErrUnavailable, delayed: true},
 		"another is alone": {prepare: func(_ *testing.T, w *Worker) { w.alone <- struct{}{} }, want: errNotAlone},
 		"the claim is lost": {prepare: func(t *testing.T, w *Worker) {
-			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.partitions[0].keys[keyAttempts]).Err())
+			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.partitions[0].Keys[store.KeyAttempts]).Err())
 		}, want: ErrClaimLost},
 		"stopped": {prepare: func(t *testing.T, w *Worker) {
 			w.slots <- struct{}{}
@@ -118,7 +92,7 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxAttempts(2))
 				require.NoError(t, err)
-				q.rdb.(*redis.Client).AddHook(aroundScript{extendScript, func(next func() error) error {
+				q.rdb.(*redis.Client).AddHook(aroundScript{store.Scripts["extend"], func(next func() error) error {
 					if c.reply != nil {
 						return c.reply
 					}
@@ -129,7 +103,7 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 					return nil
 				})
 				enqueueTest(t, q, "last", "")
-				require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].keys[keyAttempts], "last", "-------1 0 1 0  died").Err())
+				require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].Keys[store.KeyAttempts], "last", "-------1 0 1 0  died").Err())
 				last := w.takes(t, "token")
 				if c.prepare != nil {
 					c.prepare(t, w)

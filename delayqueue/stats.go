@@ -2,13 +2,9 @@ package delayqueue
 
 import (
 	"context"
-	"slices"
-	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Stats are counts of a queue's messages, by the clock of Redis; see [Queue.Stats].
@@ -68,81 +64,42 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	spans := slices.Clone(q.spans)
+	var anyAge time.Duration
 	if q.operator { // how long dead letters are kept it does not know
-		spans[1] = maxDuration.Milliseconds()
+		anyAge = maxDuration
 	}
-	calls := q.each(ctx, m.partitions, statsScript, spans...)
-	s := Stats{Partitions: len(m.partitions)}
-	for _, call := range calls {
-		if err := s.add(call.Cmd); err != nil {
-			return Stats{}, redisError(ctx, "stats", err)
-		}
+	all, err := q.store.Counts(ctx, m.partitions, anyAge)
+	if err != nil {
+		return Stats{}, err
+	}
+	s := Stats{Partitions: len(all)}
+	for i := range all {
+		s.add(&all[i])
 	}
 	return s, nil
 }
 
-// add adds what stats.lua answered of a partition.
-func (s *Stats) add(cmd *redis.Cmd) error {
-	reply, err := cmd.Slice()
-	if err != nil {
-		return err
-	}
-	if len(reply) != 10 {
-		return luascript.ErrReply
-	}
-	now, first := number(reply[0]), number(reply[6])
-	all, deadLetters, running, dead, due, halted := number(reply[1]), number(reply[2]), number(reply[3]), number(reply[4]), number(reply[5]), number(reply[7])
-	s.Queued += max(0, all-deadLetters-running)
-	s.Running, s.Dead, s.Due, s.Halted = s.Running+running, s.Dead+dead, s.Due+due, s.Halted+halted
-	if at := time.UnixMilli(first); due > 0 && reply[6] != "" {
+// add adds the counts of a partition.
+func (s *Stats) add(c *store.Counts) {
+	s.Queued, s.Running, s.Dead, s.Due = s.Queued+c.Queued, s.Running+c.Running, s.Dead+c.Dead, s.Due+c.Due
+	s.Halted, s.Bytes, s.ClockBack = s.Halted+c.Halted, s.Bytes+c.Bytes, max(s.ClockBack, c.ClockBack)
+	if at := c.OldestDue; !at.IsZero() {
 		if s.OldestDue.IsZero() || at.Before(s.OldestDue) {
 			s.OldestDue = at
 		}
-		s.Lateness = max(s.Lateness, time.Duration(now-first)*time.Millisecond) // each by the clock of its node
+		s.Lateness = max(s.Lateness, c.Now.Sub(at)) // each by the clock of its node
 	}
-	s.ClockBack = max(s.ClockBack, time.Duration(number(reply[9]))*time.Millisecond)
-	fields, _ := reply[8].([]any)
-	if len(fields) != statsFields {
-		return luascript.ErrReply
+	if c.Due > 0 && !c.Claimed.IsZero() {
+		s.SinceLastClaim = max(s.SinceLastClaim, c.Now.Sub(c.Claimed))
 	}
-	if claimed := number(fields[0]); due > 0 && claimed > 0 {
-		s.SinceLastClaim = max(s.SinceLastClaim, time.Duration(now-claimed)*time.Millisecond)
+	if c.PausedUntil.After(c.Now) {
+		s.Paused = true
+		if c.PausedUntil.After(s.PausedUntil) {
+			s.PausedUntil = c.PausedUntil
+		}
 	}
-	if paused := number(fields[1]); paused > now {
-		s.Paused, s.PausedUntil = true, later(s.PausedUntil, time.UnixMilli(paused))
+	t := &s.Totals
+	for i, sum := range []*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded} {
+		*sum += c.Totals[i]
 	}
-	for _, n := range fields[2:5] {
-		s.Bytes += number(n)
-	}
-	for i, sum := range s.Totals.fields() {
-		*sum += number(fields[5+i])
-	}
-	return nil
-}
-
-const statsFields = 5 + 9 // of c, that stats.lua answers
-
-// number reads a number in an answer. Junk counts nothing.
-func number(reply any) int64 {
-	switch v := reply.(type) {
-	case int64:
-		return v
-	case string:
-		n, _ := strconv.ParseInt(v, 10, 64)
-		return n
-	}
-	return 0
-}
-
-// fields are in the order in which stats.lua answers them.
-func (t *Totals) fields() [9]*int64 {
-	return [...]*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded}
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

@@ -112,7 +112,7 @@ func (w *Worker) prepare(ctx context.Context, c *claim) (started bool, err error
 	if ctx.Err() != nil { // while the key was asked for
 		return false, context.Cause(ctx)
 	}
-	if why := w.queue.unrunnable(c.message); why != nil {
+	if why := c.unrunnable(); why != nil {
 		c.message.Attempt = max(0, c.message.Attempt-1) // this one is none
 		return true, &unopenedError{why}
 	}
@@ -168,12 +168,13 @@ func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim)
 // unrunnable returns why a message becomes a dead letter without its handler, or nil: its record
 // cannot be read, or its worker died in each of its attempts, and in the last one it ran alone.
 // After a single loss its last attempt was beside others.
-func (q *Queue) unrunnable(m Message) error {
+func (c *claim) unrunnable() error {
+	m := c.stored
 	switch {
-	case m.damage != "":
-		return errors.New("quarantined: " + m.damage)
-	case m.Attempt > q.maxAttempts && (m.ranAlone() || !m.allLost() || m.Losses == 1):
-		return errors.New(q.cause(Status{ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Cause: m.cause}))
+	case m.Damage != "":
+		return errors.New("quarantined: " + m.Damage)
+	case m.Attempts > c.queue.maxAttempts && (m.Alone || !c.allLost() || m.Losses == 1):
+		return errors.New(c.queue.cause(c.message.sealedOf(), m.Cause))
 	}
 	return nil
 }
@@ -182,7 +183,7 @@ func (q *Queue) unrunnable(m Message) error {
 func (t *turn) goesOn(c *claim, v outcome) bool {
 	w := t.worker
 	ended := v.kind == OutcomeDone || v.kind == OutcomeDead && w.queue.halt == HaltNothing
-	return t.lease != nil && c.message.queuedAfter && ended && !w.ownLeases &&
+	return t.lease != nil && c.stored.QueuedAfter && ended && !w.ownLeases &&
 		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
@@ -227,7 +228,7 @@ func (t *turn) lost() error {
 // release releases the key, and reserves it for its other messages if there are some. It returns
 // why the lease was lost, if it was.
 func (t *turn) release(c *claim, v outcome) error {
-	m, lease := c.message, t.lease
+	m, lease := c.stored, t.lease
 	if lease == nil {
 		return nil
 	}
@@ -244,10 +245,10 @@ func (t *turn) release(c *claim, v outcome) error {
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case !ended && v.delay > 0 && !v.awaitsKey: // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.hasQueuedAfter(ctx, m)):
+	case window > 0 && (m.QueuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.HasQueuedAfter(ctx, m.Key, m.ID)):
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, window)
-	case reservations.WasReserved(lease) || m.parked: // a call that is parked from now on makes its own reservation; this message's may have come late
+	case reservations.WasReserved(lease) || m.Parked: // a call that is parked from now on makes its own reservation; this message's may have come late
 		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not reply: reconsider it afterwards
 	}
 	var err error

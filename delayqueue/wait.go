@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/listener"
 	"github.com/perkey-go/perkey/internal/trust"
@@ -37,7 +38,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	}
 	s, p, err := q.find(ctx, "wait", id)
 	if err != nil || s.State.Ended() {
-		return s.Status, err
+		return q.status(s), err
 	}
 	var (
 		w         *waiter // nil: it has not subscribed yet
@@ -52,59 +53,49 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for try := 1; ; try++ {
-		timer.Reset(s.pause(try, listening))
+		timer.Reset(waitPause(s, try, listening))
 		woken := false
 		select {
 		case <-timer.C:
 		case <-wake:
 			woken = true
 		case <-ctx.Done():
-			return s.Status, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
+			return q.status(s), store.Left(ctx, fmt.Sprintf("wait for message %q, which is %s", id, states[s.State]))
 		}
 		if try == waitUnsubscribed {
 			w = q.waits.join(q, p, id)
 			wake = w.wake
 		}
 		listening = w != nil && w.listens() // before the read: a message tells of an end after it
-		if !woken && p.goesOn(ctx, s) {
+		if !woken && !isTooOld(s) && p.GoesOn(ctx, id) {
 			continue
 		}
 		switch now, _, err := q.find(ctx, "wait", id); {
 		case err == nil && now.State.Ended():
-			return now.Status, nil
+			return q.status(now), nil
 		case err == nil:
 			s = now
 		case errors.Is(err, core.ErrUnavailable):
 			listening = false
 		default:
-			return s.Status, err
+			return q.status(s), err
 		}
 	}
 }
 
-// pause is how long a waiter waits before it reads a message's status again.
-func (s stored) pause(try int, listening bool) time.Duration {
+// waitPause is how long a waiter waits before it reads a message's status again.
+func waitPause(f store.Found, try int, listening bool) time.Duration {
 	d := backoff.Spread(backoff.Exponential(try, minWait, maxWait))
 	if listening {
 		d = backoff.Spread(waitFallback)
 	}
-	if s.State == StateQueued { // nobody tells that it has become too old
-		d = min(d, max(time.Until(s.ExpiresAt)+minWait, maxWait))
+	if f.State == store.Queued { // nobody tells that it has become too old
+		d = min(d, max(time.Until(f.ExpiresAt)+minWait, maxWait))
 	}
 	return d
 }
 
-// goesOn reports whether a message has not ended, and still counts as it did. It costs two
-// commands, fewer than find.
-func (p *partition) goesOn(ctx context.Context, s stored) bool {
-	if s.State == StateQueued && time.Now().After(s.ExpiresAt) {
-		return false
-	}
-	pipe := p.queue.rdb.Pipeline()
-	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyDeadLetters], s.ID)
-	_, err := pipe.Exec(ctx)
-	return err == nil && open.Val() > 0 && dead.Val() == 0
-}
+func isTooOld(f store.Found) bool { return f.State == store.Queued && time.Now().After(f.ExpiresAt) }
 
 // waits are the calls of Wait of a Queue that get messages.
 type waits struct {
@@ -116,7 +107,7 @@ type waits struct {
 type waiter struct {
 	hub       *waitHub
 	id        string
-	partition *partition
+	partition *store.Partition
 	wake      chan struct{} // holds one: read the status
 }
 
@@ -129,19 +120,19 @@ type waitHub struct {
 
 	mu            sync.Mutex
 	waiters       map[string][]*waiter
-	count         map[*partition]int       // of waiters
-	until         map[*partition]time.Time // ends are published, at least
-	subscriptions int                      // that there have been
+	count         map[*store.Partition]int       // of waiters
+	until         map[*store.Partition]time.Time // ends are published, at least
+	subscriptions int                            // that there have been
 }
 
-func (s *waits) join(q *Queue, p *partition, id string) *waiter {
+func (s *waits) join(q *Queue, p *store.Partition, id string) *waiter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.hub == nil {
 		ctx, stop := context.WithCancel(context.Background())
 		h := &waitHub{
 			queue: q, stop: stop, ask: make(chan struct{}, 1),
-			waiters: map[string][]*waiter{}, count: map[*partition]int{}, until: map[*partition]time.Time{},
+			waiters: map[string][]*waiter{}, count: map[*store.Partition]int{}, until: map[*store.Partition]time.Time{},
 		}
 		h.listener = listener.New(q.rdb, q.endedChannel(), h.subscribed, func(error) { h.wakeAll(nil) }, h.ended)
 		h.listener.Start()
@@ -194,7 +185,7 @@ func (w *waiter) wakeUp() {
 }
 
 // wakeAll wakes the waiters of a partition, or with nil all of them.
-func (h *waitHub) wakeAll(p *partition) {
+func (h *waitHub) wakeAll(p *store.Partition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, some := range h.waiters {
@@ -254,7 +245,7 @@ func (h *waitHub) run(ctx context.Context) {
 }
 
 // unasked are the partitions to ask, for the first time or again.
-func (h *waitHub) unasked() (parts []*partition) {
+func (h *waitHub) unasked() (parts []*store.Partition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.count {
@@ -267,11 +258,11 @@ func (h *waitHub) unasked() (parts []*partition) {
 
 // await asks a partition to publish ends. The first time its waiters read the status once more,
 // since an earlier end was not published.
-func (h *waitHub) await(ctx context.Context, p *partition) {
+func (h *waitHub) await(ctx context.Context, p *store.Partition) {
 	h.mu.Lock()
 	since, sent := h.subscriptions, time.Now()
 	h.mu.Unlock()
-	if p.call(ctx, untilScript, "awaited", awaitSpan.Milliseconds()).Err() != nil {
+	if p.Await(ctx, awaitSpan) != nil {
 		return
 	}
 	h.mu.Lock()

@@ -5,9 +5,9 @@ import (
 	"log/slog"
 	"sync"
 	"time"
-)
 
-const wakeBatch = 64
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
+)
 
 // wakeReleased wakes the messages of keys that may be free, until all handlers have returned:
 // release message → dispatch to the key's partition → wake.lua makes the head due. So the head runs
@@ -84,19 +84,19 @@ func (w *Worker) dispatch(drained <-chan struct{}) {
 func (w *fetcher) wakeFreed(ctx context.Context) {
 	for key := range w.freed {
 		keys := []string{key}
-		for len(keys) < wakeBatch && len(w.freed) > 0 {
+		for len(keys) < store.BatchItems && len(w.freed) > 0 {
 			keys = append(keys, <-w.freed)
 		}
-		found, err := w.partition.wake(ctx, keys, true)
+		found, err := w.partition.Wake(ctx, keys, true)
 		if err != nil {
 			w.log.Debug("delayqueue: wake failed", slog.Any("error", err))
 			continue
 		}
 		for i, key := range keys {
 			switch found[i] {
-			case wakeWoken:
-				w.wakeFetchers(w.partition.base)
-			case wakeNone, wakeHalt:
+			case store.WakeDue:
+				w.wakeFetchers(w.partition.Base)
+			case store.WakeNone, store.WakeHalt:
 				select {
 				case w.toUnreserve <- key:
 				default: // the reservation ends by itself
@@ -119,7 +119,7 @@ func (w *Worker) reconsider(key string) {
 // have expired, or wait for their time. A message that is parked meanwhile makes the reservation
 // anew.
 func (w *Worker) unreserve(ctx context.Context, key string) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	ctx, cancel := context.WithTimeout(ctx, store.CommandTimeout)
 	defer cancel()
 	stamp, err := reservations.Stamp(ctx, w.locker, key)
 	if err != nil || stamp == 0 {

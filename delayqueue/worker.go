@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/dedicated"
 	"github.com/perkey-go/perkey/internal/listener"
@@ -203,7 +204,7 @@ func (w *Worker) Stop(ctx context.Context) error {
 		select {
 		case <-w.done: // both: nothing was left to wait for
 		default:
-			err = callerGone(ctx, "stop: handlers were still running")
+			err = store.Left(ctx, "stop: handlers were still running")
 		}
 	}
 	w.cancel(fmt.Errorf("delayqueue: %w", ErrStopped))
@@ -319,7 +320,7 @@ func (w *Worker) onWakeMessage(message string) {
 // wakeFetchers wakes the fetcher of the partition with this base; all of them if base is empty.
 func (w *Worker) wakeFetchers(base string) {
 	for _, c := range *w.fetchers.Load() {
-		if base == "" || base == c.partition.base {
+		if base == "" || base == c.partition.Base {
 			c.wakeSoon()
 		}
 	}

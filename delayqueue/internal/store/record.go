@@ -1,4 +1,4 @@
-package delayqueue
+package store
 
 import (
 	"strconv"
@@ -11,21 +11,25 @@ import (
 // Records of messages, in the formats that common.lua describes. The scripts decide about what
 // they read. Go only reads: what cannot be read counts as absent.
 
-const recordHeader = 54 // bytes before the key in a record
+const (
+	recordHeader = 54 // bytes before the key in a record
+
+	flagCoalesces, flagParkedCoalesces, flagGiven = 'c', 'q', '='
+)
 
 // record is a message as it was stored.
 type record struct {
 	key, name, principal, payload string
 	enqueued, notAfter            int64 // ms
-	body                          bool  // the payload is elsewhere
-	bodySize                      int   // of that
+	long                          bool  // the payload is elsewhere
+	longSize                      int   // of that
 	given                         bool  // the caller gave its id
 	seq                           string
 }
 
-// about is the part of a record that identifies what coalesces: the lengths, key, name and
+// About is the part of a record that identifies what coalesces: the lengths, key, name and
 // principal.
-func about(key, name, principal string) string {
+func About(key, name, principal string) string {
 	b := make([]byte, 0, lengthsLen+len(key)+len(name)+len(principal))
 	b = appendLengths(b, key, name, principal)
 	return string(append(append(append(b, key...), name...), principal...))
@@ -65,10 +69,10 @@ func readRecord(s string) (r record, ok bool) {
 	}
 	r = record{
 		key: s[recordHeader:name], name: s[name:principal], principal: s[principal:payload], payload: s[payload:],
-		enqueued: int64(n[0]), notAfter: int64(n[1]), body: s[2] == 'b' || s[2] == 'B', given: s[2] == '=' || s[2] == 'B', seq: s[3:19],
+		enqueued: int64(n[0]), notAfter: int64(n[1]), long: s[2] == 'b' || s[2] == 'B', given: s[2] == '=' || s[2] == 'B', seq: s[3:19],
 	}
-	if r.body {
-		r.bodySize, _ = digits(r.payload)
+	if r.long {
+		r.longSize, _ = digits(r.payload)
 		r.payload = ""
 	}
 	return r, true
@@ -85,24 +89,24 @@ func digits(s string) (n int, ok bool) {
 	return n, len(s) > 0 && len(s) <= 16
 }
 
-// attempts is the history of a message so far.
-type attempts struct {
-	attempts, conflicts, losses, handed int
-	token, cause                        string
+// Attempts is the history of a message so far.
+type Attempts struct {
+	Attempts, Conflicts, Losses, Handed int
+	Token, Cause                        string
 }
 
 const (
 	markLen   = 6        // of a token's end, which tells what settled a message last
-	markAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
+	MarkAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
 )
 
-// readAttempts reads them without their first letter.
-func readAttempts(s string) (a attempts, ok bool) {
+// ReadAttempts reads them without their first letter.
+func ReadAttempts(s string) (a Attempts, ok bool) {
 	if len(s) < markLen {
 		return a, false
 	}
 	s = s[markLen:]
-	for _, n := range [...]*int{&a.attempts, &a.conflicts, &a.losses, &a.handed} {
+	for _, n := range [...]*int{&a.Attempts, &a.Conflicts, &a.Losses, &a.Handed} {
 		var field string
 		if field, s, ok = strings.Cut(s, " "); !ok {
 			return a, false
@@ -111,26 +115,24 @@ func readAttempts(s string) (a attempts, ok bool) {
 			return a, false
 		}
 	}
-	a.token, a.cause, ok = strings.Cut(s, " ")
+	a.Token, a.Cause, ok = strings.Cut(s, " ")
 	return a, ok
 }
 
-// ending is how a message ended.
-type ending struct {
+// Ending is how a message ended.
+type Ending struct {
 	Status
-	ended      time.Time
-	resultSize int64
-	result     string // of a dead letter, as it is stored
+	Ended      time.Time
+	ResultSize int64
+	Result     string // of a dead letter
 }
 
-var endStates = map[byte]State{
-	'd': StateDone, 'x': StateDead, 'E': StateExpired, 'e': StateExpired, 'c': StateCancelled, 's': StateSuperseded,
-}
+var endStates = map[byte]State{'d': Done, 'x': Dead, 'E': Expired, 'e': Expired, 'c': Cancelled, 's': Superseded}
 
 const endingHeader = 18 // bytes up to the mark's end
 
-func readEnding(id, s string) (e ending, ok bool) {
-	if len(s) < endingHeader || endStates[s[0]] == "" {
+func ReadEnding(id, s string) (e Ending, ok bool) {
+	if len(s) < endingHeader || endStates[s[0]] == None {
 		return e, false
 	}
 	if s[0] == 'e' || s[0] == 'c' || s[0] == 's' {
@@ -158,28 +160,28 @@ func readEnding(id, s string) (e ending, ok bool) {
 	if !ok1 || !ok2 || !ok3 || cause > end {
 		return e, false
 	}
-	e = ending{Status: Status{
+	e = Ending{Status: Status{
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:end], State: endStates[s[0]],
 		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: unixms.Time(enqueued), ExpiresAt: unixms.Time(enqueued + age),
-	}, ended: unixms.Time(ended), resultSize: int64(n[3]), result: rest[end:]}
+	}, Ended: unixms.Time(ended), ResultSize: int64(n[3]), Result: rest[end:]}
 	return e, true
 }
 
 // readUnrun reads the ending of a message that was not run: a script wrote it, around a part of the
 // record.
-func readUnrun(id, s string) (e ending, ok bool) {
+func readUnrun(id, s string) (e Ending, ok bool) {
 	const cut = 19 // bytes of a record before that part, of which readRecord needs the first only
 	r, ok1 := readRecord("1" + strings.Repeat("-", cut-1) + s[endingHeader:])
 	ended, ok2 := readMs(s[1:12], 16)
-	a, ok3 := readAttempts(strings.Repeat("-", markLen) + r.payload)
+	a, ok3 := ReadAttempts(strings.Repeat("-", markLen) + r.payload)
 	if !ok1 || !ok2 || !ok3 {
 		return e, false
 	}
-	e = ending{Status: Status{
-		ID: id, Key: r.key, Name: r.name, Principal: r.principal, Cause: a.cause, State: endStates[s[0]],
-		Attempts: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: unixms.Time(r.enqueued), ExpiresAt: unixms.Time(r.notAfter),
-	}, ended: unixms.Time(ended)}
-	if e.State == StateSuperseded {
+	e = Ending{Status: Status{
+		ID: id, Key: r.key, Name: r.name, Principal: r.principal, Cause: a.Cause, State: endStates[s[0]],
+		Attempts: a.Attempts, Conflicts: a.Conflicts, Losses: a.Losses, EnqueuedAt: unixms.Time(r.enqueued), ExpiresAt: unixms.Time(r.notAfter),
+	}, Ended: unixms.Time(ended)}
+	if e.State == Superseded {
 		e.SupersededBy, e.Cause = e.Cause, ""
 	}
 	return e, true
@@ -192,31 +194,33 @@ func readMs(s string, base int) (int64, bool) {
 }
 
 // ending is what is stored when a claim ends a message, from the mark on.
-func (m Message) ending(token string, result int) string {
-	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(m.cause))
-	b = appendMark(b, token)
-	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses} {
-		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
-	}
+func (s *Settlement) ending() string {
+	m := s.Message
+	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(s.Cause))
+	b = s.appendAttempts(b, 3)
 	enqueued := unixms.Of(m.EnqueuedAt)
 	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
 	b = append(strconv.AppendInt(b, unixms.Of(m.ExpiresAt)-enqueued, 36), ' ')
-	for _, n := range [...]int{result, len(m.Key), len(m.Name), len(m.Principal)} {
+	for _, n := range [...]int{len(s.Result), len(m.Key), len(m.Name), len(m.Principal)} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
-	for _, s := range [...]string{m.Key, m.Name, m.Principal, m.cause} {
-		b = append(b, s...)
-	}
-	return string(b)
+	return string(append(append(append(append(b, m.Key...), m.Name...), m.Principal...), s.Cause...))
 }
 
 // attempts is what is stored when a claim gives a message back, from the mark on.
-func (m Message) attempts(token string) string {
-	b := appendMark(make([]byte, 0, 32+len(m.cause)), token)
-	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses, m.handed} {
+func (s *Settlement) attempts() string {
+	b := s.appendAttempts(make([]byte, 0, 32+len(s.Cause)), 4)
+	return string(append(append(b, ' '), s.Cause...))
+}
+
+// appendAttempts appends the mark and so many of the counts.
+func (s *Settlement) appendAttempts(b []byte, n int) []byte {
+	b = appendMark(b, s.Token)
+	counts := [...]int{s.Attempts, s.Conflicts, s.Losses, s.Handed}
+	for _, n := range counts[:n] {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
-	return string(append(append(b, ' '), m.cause...))
+	return b
 }
 
 // appendMark appends the end of a token.
@@ -225,11 +229,11 @@ func appendMark(b []byte, token string) []byte {
 	return append(b, token[len(token)-markLen:]...)
 }
 
-// memberOf is the entry of a message in z and w.
-func memberOf(id, key string) string { return id + " " + key }
+// MemberOf is the entry of a message in z and w.
+func MemberOf(id, key string) string { return id + " " + key }
 
-// splitPlace reads an entry of f.
-func splitPlace(place string) (id, key string) {
+// SplitPlace reads an entry of f.
+func SplitPlace(place string) (id, key string) {
 	key, rest, _ := strings.Cut(place, "\n")
 	if rest != "" && (rest[0] == '~' || rest[0] == '\x7f') { // delayed, or quiet
 		return rest[1:], key

@@ -1,4 +1,4 @@
-package delayqueue
+package store
 
 import (
 	"encoding/json"
@@ -54,8 +54,8 @@ func FuzzReadMessage(f *testing.F) {
 		id, key, _ := strings.Cut(fields[0].(string), " ")
 		require.Equal(t, []string{id, key}, []string{m.ID, m.Key})
 		require.Equal(t, fields[2], m.state)
-		require.GreaterOrEqual(t, m.Attempt, 0)
-		if record := fields[1].(string); m.damage == "" && !m.body {
+		require.GreaterOrEqual(t, m.Attempts, 0)
+		if record := fields[1].(string); m.Damage == "" && !m.long {
 			require.Equal(t, record[recordHeader:], m.Key+m.Name+m.Principal+string(m.Payload))
 		}
 	})
@@ -69,8 +69,8 @@ func FuzzReadEnding(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		e, ok := readEnding("id", text)
-		require.Equal(t, ok, e.State != "")
+		e, ok := ReadEnding("id", text)
+		require.Equal(t, ok, e.State != None)
 		if ok {
 			require.True(t, strings.HasSuffix(text, e.Key+e.Name+e.Principal+e.Cause))
 		}
@@ -89,17 +89,17 @@ func FuzzReadSettled(f *testing.F) {
 		if !ok {
 			return
 		}
-		s, err := readSettled(reply, time.Now())
-		if err != nil {
-			require.False(t, s.held && s.next != nil, "a message that nobody will run")
+		var s Settlement
+		if err := s.read(reply, time.Now()); err != nil {
+			require.False(t, s.Held && s.Claimed != nil, "a message that nobody will run")
 			return
 		}
 		fields := reply.([]any)
 		if len(fields) == messageFields {
-			require.True(t, s.held && s.next != nil, "%v", reply)
+			require.True(t, s.Held && s.Claimed != nil, "%v", reply)
 			return
 		}
-		require.Equal(t, fields[0] == int64(1), s.held, "%v", reply)
-		require.Equal(t, len(fields) > 1 && fields[1] != nil, s.next != nil)
+		require.Equal(t, fields[0] == int64(1), s.Held, "%v", reply)
+		require.Equal(t, len(fields) > 1 && fields[1] != nil, s.Claimed != nil)
 	})
 }

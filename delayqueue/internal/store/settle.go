@@ -1,0 +1,190 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
+)
+
+// End is how an attempt ends.
+type End int
+
+// The ends of an attempt, each with a code of its own in settle.lua.
+const (
+	EndDone       End = iota // its handler returned nil
+	EndDead                  // the message becomes a dead letter
+	EndExpired               // it failed, and the message would be too old for its next attempt
+	EndRetry                 // it failed, and the message is due again after a delay
+	EndBack                  // the message goes back as if nobody had had it
+	EndBackForKey            // the same, and a wake of its key makes it due
+	EndHandedBack            // the same, for somebody else who may be able to run it
+)
+
+var endCodes = [...]string{EndDone: "d", EndDead: "x", EndExpired: "E", EndRetry: "r", EndBack: "b", EndBackForKey: "bw", EndHandedBack: "h"}
+
+// final reports whether the message ends with it.
+func (e End) final() bool { return e <= EndExpired }
+
+// What a dead letter halts.
+const (
+	HaltsNothing = "-"
+	HaltsParked  = "p" // the messages of its key
+	HaltsKey     = "k" // all calls of its key
+)
+
+// Settlement ends an attempt, and claims the next message.
+type Settlement struct {
+	Message                             *Message
+	Token                               string // of its claim
+	End                                 End
+	Halts                               string        // of a dead letter
+	Delay                               time.Duration // of what is due again
+	Attempts, Conflicts, Losses, Handed int           // as they are stored from now on
+	Cause, Result                       []byte        // the same
+
+	Next  string // the token to claim the next message with; "" for none
+	OfKey bool   // the next of its key; else any that is due
+	Lease time.Duration
+	First time.Time // when it was sent first; Settle sets it
+
+	// The result.
+	Err     error
+	Held    bool          // the claim was the caller's
+	Claimed *Message      // the next one
+	Left    time.Duration // for which that may be started
+	AnyDue  bool          // a message is due now
+	Sent    time.Time
+	done    chan struct{}
+}
+
+// errClockBack: Redis answered by a clock that is behind the one that was known, as another node's
+// may be after a failover. What this settlement claimed when it was sent first can have an earlier end than
+// was asked for: it is sent again, by the new clock.
+var errClockBack = errors.New("redis has another clock, which is behind")
+
+var fitSettles = fits(func(s *Settlement) int { return len(s.Result) })
+
+// Settle ends an attempt, together with others. The result is there once done is closed; after an error the caller settles again.
+func (p *Partition) Settle(s *Settlement) (done <-chan struct{}) {
+	s.done = make(chan struct{})
+	_ = p.settles.Add(s) // never closed
+	return s.done
+}
+
+// SettleTogether ends attempts by one call of the script.
+func (p *Partition) SettleTogether(batch []*Settlement) {
+	args := make([]any, 0, 2+12*len(batch))
+	again := make([]bool, len(batch))
+	lease, ends, clock, now := time.Duration(0), int64(math.MaxInt64), p.clock.Load(), time.Now()
+	for i, s := range batch {
+		lease = max(lease, s.Lease)
+		if again[i] = !s.First.IsZero(); !again[i] {
+			s.First = now
+		}
+		ends = min(ends, clock.at(s.First)+s.Lease.Milliseconds())
+	}
+	args = append(args, lease.Milliseconds(), ends)
+	var long []string
+	for _, s := range batch {
+		args = s.appendArgs(args)
+		if s.Message.long {
+			long = append(long, s.Message.ID)
+		}
+	}
+	ctx, sent := context.Background(), time.Now()
+	reply, err := p.change(ctx, settleScript, long, args...)
+	anyDue, answered := false, time.Time{}
+	if err == nil && len(reply) != len(batch)+3 {
+		err = luascript.ErrReply
+	}
+	if err == nil {
+		var ok bool
+		if answered, ok = p.readClock(reply[len(batch)]); !ok {
+			err = luascript.ErrReply
+		}
+		anyDue = reply[len(batch)+1] == int64(1)
+		p.noteForgotten(reply[len(batch)+2])
+	}
+	var next []*Message
+	for i, s := range batch {
+		if s.Err = err; err == nil {
+			s.Err = s.read(reply[i], answered)
+			if s.Err == nil && again[i] && s.Claimed == nil && answered.UnixMilli() < clock.at(now) {
+				s.Err = errClockBack
+			}
+		}
+		if s.Claimed != nil {
+			next = append(next, s.Claimed)
+		}
+	}
+	err = p.fetch(ctx, lease, next) // to settle again with the tokens brings them again
+	for _, s := range batch {
+		if s.Err = cmp.Or(s.Err, err); s.Err != nil {
+			s.Err = Failed(ctx, "settle", s.Err)
+		}
+		s.AnyDue, s.Sent = anyDue, sent
+		if s.done != nil {
+			close(s.done)
+		}
+	}
+}
+
+const never = 1e13 // ms: when a message whose record cannot be read becomes too old
+
+// appendArgs appends the arguments of settle.lua.
+func (s *Settlement) appendArgs(args []any) []any {
+	m, how, slot := s.Message, endCodes[s.End], ""
+	switch {
+	case s.End == EndDead:
+		how += s.Halts
+	case s.End.final() && m.given:
+		how += "g"
+	}
+	if m.coalesces {
+		slot = "s" + About(m.Key, m.Name, m.Principal)
+	}
+	args = append(args, m.ID, m.Key, m.Principal, m.seq, m.state, how, slot, m.size)
+	if s.End.final() {
+		args = append(args, s.ending(), s.Result)
+	} else {
+		args = append(args, s.attempts(), fmt.Sprint(Milliseconds(s.Delay), " ", cmp.Or(unixms.Of(m.ExpiresAt), never)))
+	}
+	switch {
+	case s.Next == "":
+		return append(args, "", "")
+	case s.OfKey:
+		return append(args, s.Next, "k")
+	default:
+		return append(args, s.Next, "a")
+	}
+}
+
+// read reads the reply for this one.
+func (s *Settlement) read(reply any, now time.Time) error {
+	s.Held, s.Claimed = false, nil
+	f, ok := reply.([]any)
+	switch {
+	case !ok:
+		f = []any{reply}
+	case len(f) == messageFields:
+		f = []any{int64(1), reply}
+	}
+	if len(f) == 0 || f[0] != int64(0) && f[0] != int64(1) {
+		return luascript.ErrReply
+	}
+	s.Held = f[0] == int64(1)
+	if len(f) > 1 && f[1] != nil {
+		m, ok := readMessage(f[1])
+		if !ok {
+			return luascript.ErrReply
+		}
+		s.Claimed, s.Left = &m, m.ExpiresAt.Sub(now)
+	}
+	return nil
+}
