@@ -47,6 +47,7 @@ links internal/strictyaml "" $yaml $yaml/ast $yaml/parser $yaml/token
 links core/internal/store "core/internal/lifecycle internal" $redis
 links core "internal" $redis
 links retry "core internal" $redis
+links delayqueue/internal/store "core internal" $redis
 links delayqueue "core internal" $redis
 links idempotency "core internal" $redis
 links sqlfence "core internal" $redis
