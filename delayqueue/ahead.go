@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 const (
@@ -150,7 +152,7 @@ func (w *Worker) takeRunSlot(c *claim) bool {
 
 // notRun is the outcome of a message that may not be run here now.
 func (w *Worker) notRun(why error) *outcome {
-	v := &outcome{kind: OutcomeReturned, err: why, last: true}
+	v := &outcome{end: store.Returned, err: why, last: true}
 	if w.isStopping() {
 		v.err = ErrStopped
 	}

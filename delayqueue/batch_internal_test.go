@@ -30,7 +30,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	known, err := q.Enqueue(t.Context(), Job{ID: "known", Key: "k", MaxAge: 2 * age})
 	require.NoError(t, err)
 	claimed := claimTest(t, q, "ended.1", 1)[0]
-	require.True(t, settleTest(t, claimed, outcome{kind: OutcomeDone}))
+	require.True(t, settleTest(t, claimed, outcome{end: store.Finished}))
 	_, err = q.Enqueue(t.Context(), Job{ID: "old", Key: "c", Coalesce: true})
 	require.NoError(t, err)
 	long := func(deadLetter string) []byte { return []byte(strings.Repeat(deadLetter, store.MaxInline+1)) }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -50,7 +51,7 @@ func remembers(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 			ticket, err := q.Enqueue(t.Context(), Job{})
 			require.NoError(t, err)
 			c := claimTest(t, q, fmt.Sprint("token", n, "-", i), 1)
-			require.True(t, settleTest(t, c[0], outcome{kind: OutcomeDone, result: make([]byte, size)}))
+			require.True(t, settleTest(t, c[0], outcome{end: store.Finished, result: make([]byte, size)}))
 			all = append(all, past{id: ticket.ID})
 		}
 		for _, p := range all {

@@ -147,7 +147,7 @@ func marksAlone(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 			}
 		}
 		if try == 2 {
-			if !settleTest(t, c, outcome{kind: OutcomeRetry, err: errTooOld}) {
+			if !settleTest(t, c, outcome{end: store.Failed, err: errTooOld}) {
 				return errors.New("its claim cannot be settled")
 			}
 			break

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -25,7 +26,7 @@ func TestCoalesce_WhatIsGivenBackIsReplacedByTheNextOne(t *testing.T) {
 			claims := claimTest(t, q, "token"+key, 1)
 			require.Len(t, claims, 1)
 			require.NoError(t, q.Cancel(ctx, save("second")))
-			require.True(t, settleTest(t, claims[0], outcome{kind: OutcomeConflict, delay: time.Hour}))
+			require.True(t, settleTest(t, claims[0], outcome{end: store.Conflicted, delay: time.Hour}))
 			third := save("third")
 			status, err := q.Status(ctx, first)
 			require.NoError(t, err)

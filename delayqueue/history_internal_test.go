@@ -70,7 +70,7 @@ func (p *history) keeps(id string) bool {
 
 // dies makes a dead letter.
 func (p *history) dies(id, name, principal string, size int) (string, error) {
-	return p.run(Job{ID: id, Name: name, Principal: principal, Payload: make([]byte, size)}, outcome{kind: OutcomeDead, err: errors.New("no"), result: []byte("why")})
+	return p.run(Job{ID: id, Name: name, Principal: principal, Payload: make([]byte, size)}, outcome{end: store.Died, err: errors.New("no"), result: []byte("why")})
 }
 
 // playHistory fills the history of a queue, and returns what it should not have forgotten, or stored.
@@ -101,7 +101,7 @@ func (p *history) fits(most int64) error {
 	return nil
 }
 
-func result(n int) outcome { return outcome{kind: OutcomeDone, result: make([]byte, n)} }
+func result(n int) outcome { return outcome{end: store.Finished, result: make([]byte, n)} }
 
 // again has a caller give an id again that was forgotten before its result, once without room for another result.
 func (p *history) again() error {
@@ -133,7 +133,7 @@ func (p *history) ended() error {
 	}
 	var ids []string
 	for range 230 { // more than a bucket has
-		id, err := p.run(Job{}, outcome{kind: OutcomeDone})
+		id, err := p.run(Job{}, outcome{end: store.Finished})
 		if err != nil {
 			return err
 		}
@@ -168,10 +168,10 @@ func (p *history) ended() error {
 	if err := p.fits(historyBytes); err != nil {
 		return err
 	}
-	last, err := p.run(Job{}, outcome{kind: OutcomeDone})
+	last, err := p.run(Job{}, outcome{end: store.Finished})
 	for range 700 {
 		if err == nil {
-			_, err = p.run(Job{}, outcome{kind: OutcomeDone})
+			_, err = p.run(Job{}, outcome{end: store.Finished})
 		}
 	}
 	if err != nil {
@@ -197,7 +197,7 @@ func (p *history) ended() error {
 		return violated("the id that was cancelled is not known as one that a caller gave")
 	}
 	for i := range 500 {
-		if _, err := p.run(Job{ID: fmt.Sprint("more", i)}, outcome{kind: OutcomeDone}); err != nil {
+		if _, err := p.run(Job{ID: fmt.Sprint("more", i)}, outcome{end: store.Finished}); err != nil {
 			return err
 		}
 	}
@@ -205,14 +205,14 @@ func (p *history) ended() error {
 	p.q.store = p.q.newStore()
 	p.q.partitions = p.q.store.Partitions(1)
 	p.q.manifest.Store(nil)
-	if _, err := p.run(Job{ID: "more"}, outcome{kind: OutcomeDone}); err != nil {
+	if _, err := p.run(Job{ID: "more"}, outcome{end: store.Finished}); err != nil {
 		return err
 	}
 	if p.early() && (!p.knows("more0") || !p.knows("given0")) {
 		return violated("ids of callers are forgotten within a minute")
 	}
 	require.NoError(p.t, p.q.PassEnded(time.Minute))
-	if _, err := p.run(Job{}, outcome{kind: OutcomeDone}); err != nil {
+	if _, err := p.run(Job{}, outcome{end: store.Finished}); err != nil {
 		return err
 	}
 	if p.knows(made) {

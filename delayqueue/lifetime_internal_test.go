@@ -35,7 +35,7 @@ func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
 				require.NoError(t, q.Cancel(t.Context(), fmt.Sprint(i)))
 			}
 			for _, c := range claimTest(t, q, "token.1", 5) {
-				_, err := settleOnce(c, outcome{kind: OutcomeRetry, delay: time.Hour})
+				_, err := settleOnce(c, outcome{end: store.Failed, delay: time.Hour})
 				require.NoError(t, err)
 			}
 			enqueue("last", time.Hour)

@@ -179,22 +179,22 @@ var longestLoads = []struct {
 }{
 	{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
 		q.fill(store.BatchItems*2, 16<<10, keysOf(q.name("k")))
-		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
+		q.settle(q.claim(store.BatchItems), outcome{end: store.Finished, ofKey: true, result: make([]byte, 16<<10)})
 	}},
 	{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
 		q.fill(store.BatchItems*2, 64<<10, none)
-		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDone, which: nextOfAny})
+		q.settle(q.claim(store.BatchItems), outcome{end: store.Finished})
 	}},
 	{"64 of 1 MiB: claimed, settled, and as many are cancelled", func(q *longQueue) {
 		q.fill(store.BatchItems, 1<<20, none)
-		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDone})
+		q.settle(q.claim(store.BatchItems), outcome{end: store.Finished})
 		_, err := q.p.Cancel(q.t.Context(), q.fill(store.BatchItems, 1<<20, none)...)
 		require.NoError(q.t, err)
 	}},
 	{"64 attempts fail, and become dead letters", func(q *longQueue) {
 		q.fill(store.BatchItems, 64, keysOf(q.name("k")))
-		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})
-		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeDead, err: errTooOld})
+		q.settle(q.claim(store.BatchItems), outcome{end: store.Failed, err: errTooOld})
+		q.settle(q.claim(store.BatchItems), outcome{end: store.Died, err: errTooOld})
 	}},
 	{"64 that are due are too old, with others behind them", func(q *longQueue) {
 		q.old(q.fill(store.BatchItems*2, 64, keysOf(q.name("k"))))
@@ -237,7 +237,7 @@ var longestLoads = []struct {
 			c.partition = tight.p
 		}
 		tight.n = q.n
-		tight.settle(claims, outcome{kind: OutcomeDead, err: errTooOld})
+		tight.settle(claims, outcome{end: store.Died, err: errTooOld})
 	}},
 	{"64 are refused whose keys are full of what is too old", func(q *longQueue) {
 		prefix := q.name("k")
@@ -265,7 +265,7 @@ var longestLoads = []struct {
 			names[i] = q.name("k")
 		}
 		q.fill(store.BatchItems, 64, func(i int) string { return names[i] })
-		q.settle(q.claim(store.BatchItems), outcome{kind: OutcomeConflict, awaitsKey: true, delay: time.Hour})
+		q.settle(q.claim(store.BatchItems), outcome{end: store.KeyHeld, delay: time.Hour})
 		_, err := q.p.Wake(q.t.Context(), names, true)
 		require.NoError(q.t, err)
 	}},
@@ -283,7 +283,7 @@ var longestLoads = []struct {
 		now := time.Now()
 		require.NoError(q.t, q.rdb.HSet(q.t.Context(), counts, "given", fmt.Sprint("2 ", now.UnixMilli(), " 0 0 0 0 ", now.Add(time.Hour).UnixMilli(), " 1 0 0")).Err())
 		q.fill(1, 64, none)
-		q.settle(q.claim(1), outcome{kind: OutcomeDone})
+		q.settle(q.claim(1), outcome{end: store.Finished})
 		require.EqualValues(q.t, -1, q.rdb.PTTL(q.t.Context(), bucket).Val(), "what is large does not expire")
 		require.NoError(q.t, q.rdb.HSet(q.t.Context(), counts, "given", "2 1 0 0 0 0 1 1 0 0").Err())
 		claimTest(q.t, q.Queue, q.name("needless"), 0)
@@ -303,7 +303,7 @@ var longestLoads = []struct {
 		q.fill(scanBatch, 16<<10, none)
 		for _, c := range q.claim(scanBatch) {
 			dead = append(dead, store.Letter{ID: c.message.ID})
-			q.settle([]*claim{c}, outcome{kind: OutcomeDead, err: errTooOld})
+			q.settle([]*claim{c}, outcome{end: store.Died, err: errTooOld})
 		}
 		_, err = q.p.Redrive(q.t.Context(), time.Hour, dead[:50]...)
 		require.NoError(q.t, err)
@@ -375,7 +375,7 @@ func TestScripts_WhoHasMostIsReadOnce(t *testing.T) {
 		}
 		claims := q.claim(store.BatchItems)
 		require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
-		q.settle(claims, outcome{kind: OutcomeDead, err: errTooOld})
+		q.settle(claims, outcome{end: store.Died, err: errTooOld})
 	}
 	_, calls, _ := strings.Cut(rdb.Info(t.Context(), "commandstats").Val(), "cmdstat_zrevrange:calls=")
 	n, err := strconv.Atoi(calls[:strings.Index(calls, ",")])

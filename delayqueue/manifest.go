@@ -119,7 +119,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 		}
 		change = slices.Insert(change, 0, any(m.revision))
 	}
-	return nil, store.Failed(ctx, op, errors.New("the manifest changes all the time"))
+	return nil, store.Unavailable(ctx, op, errors.New("the manifest changes all the time"))
 }
 
 // due returns what is to be set in a manifest before it is used, or why this process must not use the queue.
@@ -171,7 +171,7 @@ func (q *Queue) readManifest(ctx context.Context, op string, reply []string, err
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") { // after "ERR " and more on Redis 6
 		return nil, other("this release cannot read the type")
 	} else if err != nil {
-		return nil, store.Failed(ctx, op, err)
+		return nil, store.Unavailable(ctx, op, err)
 	}
 	layout, partitions := reply[1], reply[2]
 	m := &manifest{revision: reply[0], service: reply[3], encrypted: reply[4] != ""}

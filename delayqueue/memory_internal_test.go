@@ -42,7 +42,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 		key, id, principal  int
 		coalesces, hot, dly bool
 		cause, payload      int
-		last                Outcome // OutcomeDead, unless it is set
+		last                []store.End // Died, unless it is set
 	}{
 		{name: "no key", cause: 10},
 		{name: "no key, long ids", id: 128, cause: 4 << 10},
@@ -54,7 +54,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 		{name: "long payloads", payload: store.MaxInline + 1, id: 128},
 		{name: "one key", key: 10, hot: true},
 		{name: "one key, of a principal", key: 7, principal: 13, hot: true, payload: -1},
-		{name: "what has ended", last: OutcomeDone},
+		{name: "what has ended", last: []store.End{store.Finished}},
 		{name: "one key of 512, delayed", key: 512, hot: true, dly: true},
 	} {
 		q, err := New(rdb, fmt.Sprint("q", i), WithMaxBytes(1<<30), WithMaxBytesPerKey(1<<30), WithMaxDepthPerKey(messages))
@@ -62,7 +62,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 		p := q.partitions[0]
 		_, err = q.Enqueue(t.Context(), Job{})
 		require.NoError(t, err)
-		_, err = settleOnce(claimTest(t, q, "first.1", 1)[0], outcome{kind: OutcomeDone}) // the scripts take memory too
+		_, err = settleOnce(claimTest(t, q, "first.1", 1)[0], outcome{end: store.Finished}) // the scripts take memory too
 		require.NoError(t, err)
 		counted := func() int64 {
 			s, err := q.Stats(t.Context())
@@ -97,7 +97,10 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 			continue
 		}
 		turn := 0
-		for _, kind := range []Outcome{OutcomeConflict, OutcomeRetry, cmp.Or(c.last, OutcomeDead)} {
+		if c.last == nil {
+			c.last = []store.End{store.Died}
+		}
+		for _, end := range append([]store.End{store.Conflicted, store.Failed}, c.last...) {
 			all := []redis.Z{{Score: 1, Member: "none"}}
 			for {
 				turn++
@@ -107,12 +110,12 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 				}
 				var batch []*store.Settlement
 				for _, claim := range claims {
-					batch = append(batch, claim.end(outcome{kind: kind, err: errors.New(strings.Repeat("x", max(1, c.cause))), delay: time.Minute}, time.Minute))
+					batch = append(batch, claim.end(outcome{end: end, err: errors.New(strings.Repeat("x", max(1, c.cause))), delay: time.Minute}, time.Minute))
 				}
 				p.SettleTogether(batch)
 			}
 			require.Zero(t, rdb.ZCard(t.Context(), p.Keys[store.KeyRunning]).Val())
-			check(fmt.Sprint("outcome ", kind))
+			check(fmt.Sprint("outcome ", outcomes[end]))
 			for _, member := range rdb.ZRange(t.Context(), p.Keys[store.KeyWaiting], 0, -1).Val() { // their time has come
 				all = append(all, redis.Z{Score: 1, Member: member})
 			}
@@ -138,7 +141,7 @@ func TestMemory_CausesAreKeptWhileThereIsRoom(t *testing.T) {
 		}
 		fails := func(turn, n int) (kept int) {
 			for _, c := range claimTest(t, q, fmt.Sprint("token.", turn), n) {
-				_, err := settleOnce(c, outcome{kind: OutcomeRetry, err: errors.New(strings.Repeat("why", 1000)), delay: time.Minute})
+				_, err := settleOnce(c, outcome{end: store.Failed, err: errors.New(strings.Repeat("why", 1000)), delay: time.Minute})
 				require.NoError(t, err)
 				s, err := q.Status(t.Context(), c.message.ID)
 				require.NoError(t, err)

@@ -181,34 +181,33 @@ func (m *model) settle() error {
 		return nil
 	}
 	v := outcome{
-		kind: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(9)],
-		err:  errors.New("why"),
+		end: []store.End{
+			store.Finished, store.Finished, store.Finished, store.Died, store.Died, store.Failed, store.Failed, store.Postponed, store.Conflicted,
+			store.KeyHeld, store.KeyHeld, store.Returned, store.HandedBack,
+		}[m.rng.IntN(13)],
+		err: errors.New("why"),
 	}
 	m.q.halt = Halt(m.rng.IntN(3))
 	if m.otherLetter(x) != nil && m.rng.IntN(2) == 0 { // one halts the key, and another does not
-		v.kind, m.q.halt = OutcomeDead, HaltParked
+		v.end, m.q.halt = store.Died, HaltParked
 	}
 	if x.waked && m.rng.IntN(3) > 0 { // what a wake before the settlement is for
-		v.kind = OutcomeConflict
+		v.end = store.KeyHeld
 	}
-	v.awaitsKey = v.kind == OutcomeConflict && x.key != "" && m.rng.IntN(4) > 0
-	if v.awaitsKey || m.rng.IntN(4) == 0 {
+	if v.end == store.KeyHeld && x.key == "" {
+		v.end = store.Conflicted
+	}
+	if v.end == store.KeyHeld || m.rng.IntN(4) == 0 {
 		v.delay = modelLater
 	}
-	v.lost = v.kind == OutcomeRetry && m.rng.IntN(3) == 0
-	v.later = v.kind == OutcomeRetry && m.rng.IntN(3) == 0
-	v.handedBack = v.kind == OutcomeReturned && m.rng.IntN(2) == 0
-	ends := v.kind == OutcomeDone || v.kind == OutcomeDead
+	v.lost = (v.end == store.Failed || v.end == store.Returned) && m.rng.IntN(3) == 0
 	if m.rng.IntN(3) > 0 {
-		v.next, v.which = m.token(), nextOfAny
-		if x.key != "" && ends && m.rng.IntN(4) > 0 {
-			v.which = nextOfKey
-		}
+		v.next, v.ofKey = m.token(), x.key != "" && v.end.Final() && m.rng.IntN(4) > 0
 	}
 	if err := m.settleAs(x, v); err != nil {
 		return err
 	}
-	if y := m.otherLetter(x); y != nil && v.kind == OutcomeDead && m.rng.IntN(2) == 0 {
+	if y := m.otherLetter(x); y != nil && v.end == store.Died && m.rng.IntN(2) == 0 {
 		m.happened["other letters"]++
 		if err := []func(*modelMessage) error{m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](y); err != nil {
 			return err
@@ -230,36 +229,36 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 	if err != nil {
 		return err
 	}
-	if !s.Held || s.End == store.EndExpired {
+	if !s.Held || s.End == store.Outlived {
 		return violated("the claim on %s was refused: %+v", x.id, s)
 	}
 	m.past = append(m.past, modelSettle{c, v, s})
-	switch v.kind {
-	case OutcomeDone:
+	switch v.end {
+	case store.Finished:
 		m.end(x, StateDone)
 		m.done++
-	case OutcomeDead:
+	case store.Died:
 		m.end(x, StateDead)
 		if x.key != "" && m.q.halt != HaltNothing {
 			m.halts[x.key] = modelHalt{x.id, m.q.halt}
 			m.happened["halted"]++
 		}
 	default:
-		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.waked)
-		x.waked, x.waits = false, v.awaitsKey
-		if v.kind != OutcomeRetry || v.later {
+		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.end.AwaitsKey() || !x.waked)
+		x.waked, x.waits = false, v.end.AwaitsKey()
+		if v.end != store.Failed {
 			x.attempts--
 		}
-		if v.kind == OutcomeConflict {
+		if v.end == store.Conflicted || v.end == store.KeyHeld {
 			x.conflicts++
 		}
 		if v.lost {
 			x.losses++
 		}
-		if v.handedBack || v.later {
+		if v.end == store.Postponed || v.end == store.HandedBack {
 			x.handed++
 		}
-		if v.kind != OutcomeRetry && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
+		if v.end != store.Failed && v.end != store.Postponed && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
 			switch by := m.slots[x.slot()]; by {
 			case x:
 			case nil:
@@ -280,7 +279,7 @@ func (m *model) followed(x *modelMessage, v outcome, s *store.Settlement, may ma
 	if line := m.lines[x.key]; len(line) > 0 && !line[0].tooOld {
 		head = line[0]
 	}
-	follows := v.which == nextOfKey && head != nil && m.halts[x.key].id == "" && head.state == StateQueued && (!head.later || head.waits)
+	follows := v.ofKey && head != nil && m.halts[x.key].id == "" && head.state == StateQueued && (!head.later || head.waits)
 	switch {
 	case s.Claimed == nil && follows:
 		return violated("%s did not follow %s", head.id, x.id)
@@ -288,15 +287,15 @@ func (m *model) followed(x *modelMessage, v outcome, s *store.Settlement, may ma
 		return nil
 	case v.next == "":
 		return violated("%s was claimed, and nobody asked", s.Claimed.ID)
-	case v.which == nextOfKey && (!follows || head.id != s.Claimed.ID):
+	case v.ofKey && (!follows || head.id != s.Claimed.ID):
 		return violated("%s followed %s out of turn", s.Claimed.ID, x.id)
 	}
-	m.happened["next "+v.which]++
+	m.happened[map[bool]string{true: "next key", false: "next any"}[v.ofKey]]++
 	y := m.byID[s.Claimed.ID]
 	if y != nil && m.halts[y.key].id != "" {
 		return violated("%s followed %s, and its key is halted", y.id, x.id)
 	}
-	return m.started(claimOf(m.q, s.Claimed, v.next), v.which == nextOfKey || y != nil && may[y])
+	return m.started(claimOf(m.q, s.Claimed, v.next), v.ofKey || y != nil && may[y])
 }
 
 // resend sends a settlement again. It changes nothing.
@@ -342,7 +341,7 @@ func (m *model) stray() error {
 	if err != nil {
 		return err
 	}
-	s, err := settleOnce(c, outcome{kind: []Outcome{OutcomeDone, OutcomeRetry}[m.rng.IntN(2)]})
+	s, err := settleOnce(c, outcome{end: []store.End{store.Finished, store.Failed}[m.rng.IntN(2)]})
 	if err != nil {
 		return err
 	}

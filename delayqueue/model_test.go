@@ -258,7 +258,7 @@ func (m *model) drain() error {
 		for _, x := range m.all {
 			switch {
 			case x.state == StateRunning:
-				if err := m.settleAs(x, outcome{kind: OutcomeDone}); err != nil {
+				if err := m.settleAs(x, outcome{end: store.Finished}); err != nil {
 					return err
 				}
 			case x.tooOld:

@@ -45,7 +45,7 @@ func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]In
 	defer cancel()
 	names, err := rdb.ZRange(bounded, namesKey(prefix), 0, -1).Result()
 	if err != nil {
-		return nil, store.Failed(ctx, "queues", err)
+		return nil, store.Unavailable(ctx, "queues", err)
 	}
 	var queues []*Queue
 	var keys []string

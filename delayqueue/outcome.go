@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/keytext"
 	"github.com/perkey-go/perkey/internal/observing"
@@ -67,24 +68,22 @@ func aside(f func()) error {
 
 // outcome is how a claim is to end.
 type outcome struct {
-	kind       Outcome
-	err        error // why the message is not done
-	delay      time.Duration
-	lost       bool // the attempt's outcome is unknown
-	handedBack bool // another Worker may be able to run it: see HandBack
-	later      bool // no attempt is spent: see RetryLater
-	awaitsKey  bool // a wake makes it due
-	result     []byte
-	last       bool   // no other message is claimed next
-	which      string // is to be claimed next
-	next       string // token to claim it with; "" not to
+	end    store.End
+	err    error // why the message is not done
+	delay  time.Duration
+	lost   bool // whether the attempt ran to its end is not known
+	result []byte
+	last   bool   // no other message is claimed next
+	ofKey  bool   // the next of its key is claimed next
+	next   string // token to claim it with; "" not to
 }
 
-// What is claimed next.
-const (
-	nextOfKey = "key"
-	nextOfAny = "any"
-)
+// outcomes are what an Observer is told.
+var outcomes = [...]Outcome{
+	store.Finished: OutcomeDone, store.Died: OutcomeDead, store.Outlived: OutcomeExpired, store.Failed: OutcomeRetry, store.Postponed: OutcomeRetry,
+	store.Conflicted: OutcomeConflict, store.KeyHeld: OutcomeConflict, store.Returned: OutcomeReturned, store.Unreachable: OutcomeReturned,
+	store.HandedBack: OutcomeReturned,
+}
 
 // maxCause bounds what is stored of an error or a stack, in bytes.
 const maxCause = 4 << 10
@@ -109,11 +108,11 @@ func (w *Worker) classifyLock(c *claim, err error) outcome {
 		if conflict.Remaining > 0 {
 			delay = min(delay, conflict.Remaining+50*time.Millisecond)
 		}
-		return outcome{kind: OutcomeConflict, err: err, delay: delay, awaitsKey: true}
+		return outcome{end: store.KeyHeld, err: err, delay: delay}
 	case errors.Is(err, core.ErrInvalidKey):
-		return outcome{kind: OutcomeDead, err: err}
+		return outcome{end: store.Died, err: err}
 	case errors.Is(context.Cause(c.ctx), ErrStopped):
-		return outcome{kind: OutcomeReturned, err: ErrStopped}
+		return outcome{end: store.Returned, err: ErrStopped}
 	default:
 		return unreachable(c, err)
 	}
@@ -122,7 +121,11 @@ func (w *Worker) classifyLock(c *claim, err error) outcome {
 // unreachable is the outcome of a message that could not be run since Redis did not answer. It waits
 // for a moment, and for its key, which stays reserved: it is to run next.
 func unreachable(c *claim, err error) outcome {
-	return outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(unreachablePause), awaitsKey: c.message.Key != ""}
+	v := outcome{end: store.Unreachable, err: err, delay: backoff.Spread(unreachablePause)}
+	if c.message.Key == "" {
+		v.end = store.Returned
+	}
+	return v
 }
 
 // classify decides about a message whose handler returned err. lost is not nil if the key's lease
@@ -131,7 +134,7 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 	if err == nil && lost == nil {
 		// Also if the claim seems lost: unless another worker has claimed the message since,
 		// the result is stored.
-		return outcome{kind: OutcomeDone}
+		return outcome{end: store.Finished}
 	}
 	var (
 		panicked *panicError
@@ -141,35 +144,35 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		later    *retryLaterError
 		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
 	)
-	v := outcome{kind: OutcomeRetry, err: err}
+	v := outcome{end: store.Failed, err: err}
 	v.lost = lost != nil || errors.Is(err, core.ErrLeaseLost) || errors.Is(gone, ErrClaimLost)
 	switch {
 	case err == nil:
 		v.err = lost
 	case errors.As(err, &panicked):
 	case errors.As(err, &skip):
-		v.kind = OutcomeDead
+		v.end = store.Died
 		return v
 	case errors.As(err, &handBack):
 		return w.returnedOutcome(c, err)
 	case errors.As(err, &unopened):
-		v.kind = OutcomeDead
+		v.end = store.Died
 		return v
 	case errors.As(err, &later) && !v.lost:
 		delay, inTime := laterDelay(c.stored.Handed+1, w.retry, later.after, c.left())
-		if v.later, v.delay = inTime, delay; !inTime {
-			v.kind, v.delay = OutcomeDead, 0
+		if v.end, v.delay = store.Postponed, delay; !inTime {
+			v.end, v.delay = store.Died, 0
 		}
 		return v
 	case errors.Is(gone, ErrStopped): // the handler may have done a part
-		v.kind, v.lost = OutcomeReturned, true
+		v.end, v.lost = store.Returned, true
 		return v
 	case errors.Is(err, core.ErrConflict):
-		v.kind, v.delay = OutcomeConflict, w.conflictDelay(c)
+		v.end, v.delay = store.Conflicted, w.conflictDelay(c)
 		return v
 	}
 	if c.message.Attempt >= w.queue.maxAttempts {
-		v.kind = OutcomeDead
+		v.end = store.Died
 		return v
 	}
 	v.delay = backoff.Spread(backoff.Exponential(c.message.Attempt, w.retry.initial, w.retry.most))
@@ -185,9 +188,9 @@ func (w *Worker) returnedOutcome(c *claim, err error) outcome {
 	w.handsBack.Store(true)
 	delay := backoff.Spread(backoff.Exponential(c.stored.Handed+1, handBackFirst, handBackMost))
 	if errors.Is(err, ErrSealed) && delay >= c.left()/2 {
-		return outcome{kind: OutcomeDead, last: true, err: err}
+		return outcome{end: store.Died, last: true, err: err}
 	}
-	return outcome{kind: OutcomeReturned, handedBack: true, last: true, err: err, delay: delay}
+	return outcome{end: store.HandedBack, last: true, err: err, delay: delay}
 }
 
 // laterMost bounds the delay of RetryLater, unless the other side says when to come back.

@@ -68,7 +68,7 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if left := q.left("id"); left < 3*day {
 		return fmt.Errorf("%s are left of what is claimed for 3 days", left)
 	}
-	require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+	require.True(t, settleTest(t, c, outcome{end: store.Died, err: errTooOld}))
 	if left := q.left("id"); left < 9*day-time.Minute {
 		return fmt.Errorf("%s are left of what is dead for 9 days", left)
 	}
@@ -86,7 +86,7 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	}
 	c = claimTest(t, q.Queue, "token.2", 1)[0]
 	require.Len(t, c.message.Payload, store.MaxInline+1)
-	require.True(t, settleTest(t, c, outcome{kind: OutcomeDone}))
+	require.True(t, settleTest(t, c, outcome{end: store.Finished}))
 	require.Negative(t, q.left("id"))
 	return nil
 }
@@ -143,7 +143,7 @@ func TestLongPayload_IsFreedByWhoeverEndsItsMessage(t *testing.T) {
 			},
 			"purged": func(id string) {
 				c := claimTest(t, q.Queue, id+".1", 1)[0]
-				require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+				require.True(t, settleTest(t, c, outcome{end: store.Died, err: errTooOld}))
 				require.NoError(t, q.Purge(t.Context(), id))
 			},
 		} {
@@ -177,7 +177,7 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 		require.Equal(t, []any{"first", 1, store.MaxInline + 1}, []any{c.message.ID, c.message.Attempt, len(c.message.Payload)})
 
 		fails.Store(1)
-		next := outcome{kind: OutcomeDone, next: "token.2", which: nextOfKey}
+		next := outcome{end: store.Finished, next: "token.2", ofKey: true}
 		_, err = settleOnce(c, next)
 		require.Error(t, err)
 		s, err := settleOnce(c, next)

@@ -86,7 +86,7 @@ func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 		end := q.rdb.ZScore(t.Context(), q.partitions[0].Keys[store.KeyRunning], "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
 		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].Keys[store.KeyRunning], "0 ").Val(), end, "the lease starts anew")
-		require.True(t, settleTest(t, first[0], outcome{kind: OutcomeDone}))
+		require.True(t, settleTest(t, first[0], outcome{end: store.Finished}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
 		require.Len(t, claimTest(t, q, "two", 5), 2)
 	})
@@ -145,11 +145,11 @@ func TestScripts_AClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		held, err := q.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, late.stored, current.stored, &store.Message{ID: "unknown"})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false, true, false}, held)
-		for _, kind := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
-			require.False(t, settleTest(t, late, outcome{kind: kind}), kind)
+		for end := range outcomes {
+			require.False(t, settleTest(t, late, outcome{end: store.End(end)}), end)
 		}
 		require.Equal(t, before, stored())
-		require.True(t, settleTest(t, current, outcome{kind: OutcomeDone}))
+		require.True(t, settleTest(t, current, outcome{end: store.Finished}))
 	})
 }
 
@@ -157,7 +157,7 @@ func TestScripts_AWakeReachesAMessageOnItsWayBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
-		conflict := outcome{kind: OutcomeConflict, delay: time.Hour, awaitsKey: true}
+		conflict := outcome{end: store.KeyHeld, delay: time.Hour}
 		wake := func(want store.Woken) {
 			t.Helper()
 			found, err := q.partitions[0].Wake(t.Context(), []string{"unknown", "k"}, true)
@@ -182,7 +182,7 @@ func TestScripts_AWakeReachesAMessageOnItsWayBack(t *testing.T) {
 		wake(store.WakeDue)
 		c = claimTest(t, q, "5", 1)[0]
 		wake(store.WakeBusy)
-		require.True(t, settleTest(t, c, outcome{kind: OutcomeRetry, delay: time.Minute}))
+		require.True(t, settleTest(t, c, outcome{end: store.Failed, delay: time.Minute}))
 		wake(store.WakeNone)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
@@ -217,9 +217,9 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
 	q := testQueue(t, env)
-	outcomes := []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned}
-	for _, kind := range outcomes {
-		enqueueTest(t, q, string(kind), "key of "+string(kind))
+	ends := map[string]store.End{"done": store.Finished, "dead": store.Died, "retry": store.Failed, "held": store.KeyHeld, "returned": store.Returned}
+	for id := range ends {
+		enqueueTest(t, q, id, "key of "+id)
 	}
 	enqueueTest(t, q, "reaped", "key of reaped")
 	claims := claimTest(t, q, "token", 6)
@@ -240,13 +240,12 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		held, err := q.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, c.stored)
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
-		kind := Outcome(c.message.ID)
-		require.True(t, settleTest(t, c, outcome{kind: kind, delay: time.Minute, awaitsKey: kind == OutcomeConflict}))
+		require.True(t, settleTest(t, c, outcome{end: ends[c.message.ID], delay: time.Minute}))
 	}
-	found, err := q.partitions[0].Wake(t.Context(), []string{"key of conflict"}, true)
+	found, err := q.partitions[0].Wake(t.Context(), []string{"key of held"}, true)
 	require.NoError(t, err)
 	require.Equal(t, []store.Woken{store.WakeDue}, found)
-	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
+	require.Len(t, claimTest(t, q, "another", 10), 3, "held, reaped and queued")
 }
 
 func TestScripts_AClaimBringsABoundedNumberOfBytes(t *testing.T) {
@@ -275,7 +274,7 @@ func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 			claims := claimTest(t, q, fmt.Sprint(n), keys)
 			require.NotEmpty(t, claims)
 			for _, c := range claims {
-				v := outcome{kind: OutcomeDone, which: nextOfKey, next: fmt.Sprint("next", len(batch))}
+				v := outcome{end: store.Finished, ofKey: true, next: fmt.Sprint("next", len(batch))}
 				batch = append(batch, c.end(v, time.Minute))
 			}
 		}
@@ -295,7 +294,7 @@ func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 // A delayed message becomes due while the last of its key is being settled: the settlement that
 // claims what is due may take it, and then it is not due any more.
 func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
-	for _, which := range []string{nextOfKey, nextOfAny} {
+	for _, which := range []string{"key", "any"} {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q := testQueue(t, env)
@@ -308,8 +307,8 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 				require.Len(t, claims, 2)
 				time.Sleep(210 * time.Millisecond)
 				batch := []*store.Settlement{
-					claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
-					claims[1].end(outcome{kind: OutcomeDone, which: which, next: "next1"}, time.Minute),
+					claims[0].end(outcome{end: store.Finished, next: "next0"}, time.Minute),
+					claims[1].end(outcome{end: store.Finished, ofKey: which == "key", next: "next1"}, time.Minute),
 				}
 				q.partitions[0].SettleTogether(batch)
 				seen := map[string]bool{}
@@ -339,9 +338,9 @@ func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		enqueueTest(t, q, "behind", "k")
 		c := claimTest(t, q, "1", 1)[0]
 		for range 2 {
-			s, err := settleOnce(c, outcome{kind: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
+			s, err := settleOnce(c, outcome{end: store.Failed, delay: time.Hour, err: errors.New("why")})
 			require.NoError(t, err)
-			require.Equal(t, []any{store.EndExpired, true, true, (*store.Message)(nil)}, []any{s.End, s.Held, s.AnyDue, s.Claimed})
+			require.Equal(t, []any{store.Outlived, true, true, (*store.Message)(nil)}, []any{s.End, s.Held, s.AnyDue, s.Claimed})
 		}
 		s, err := q.Status(t.Context(), "id")
 		require.NoError(t, err)
@@ -355,7 +354,7 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
-		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{kind: OutcomeDead}))
+		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{end: store.Died}))
 		e, err := q.Peek(t.Context(), "id")
 		require.NoError(t, err)
 		now, before := deadLetters([]Entry{e})[0], store.Letter{ID: "id", Died: "1"}
@@ -380,12 +379,12 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 // claimNext settles a claim and claims the next message with the token.
 func claimNext(t *testing.T, c *claim, which, token string) (*store.Settlement, error) {
 	t.Helper()
-	return settleOnce(c, outcome{kind: OutcomeDone, which: which, next: token})
+	return settleOnce(c, outcome{end: store.Finished, ofKey: which == "key", next: token})
 }
 
 func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 	t.Parallel()
-	for _, which := range []string{nextOfKey, nextOfAny} {
+	for _, which := range []string{"key", "any"} {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q := testQueue(t, env)
@@ -393,14 +392,14 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				for _, id := range []string{"a", "b", "c"} {
 					enqueueTest(t, q, id, "k")
 				}
-				if which == nextOfAny {
+				if which == "any" {
 					enqueueTest(t, q, "other", "l")
 					time.Sleep(2 * time.Millisecond) // it is due before what becomes due now
 				}
 				first := claimTest(t, q, "one", 1)[0]
 				s, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
-				want := map[string]string{nextOfKey: "b", nextOfAny: "other"}[which]
+				want := map[string]string{"key": "b", "any": "other"}[which]
 				require.Equal(t, want, s.Claimed.ID)
 				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val())
 
@@ -434,10 +433,10 @@ func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(
 			enqueueTest(t, q, id, "")
 		}
 		claims := claimTest(t, q, "one", 2)
-		s, err := claimNext(t, claims[0], nextOfAny, "two")
+		s, err := claimNext(t, claims[0], "any", "two")
 		require.NoError(t, err)
-		again := claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "two"}, time.Minute)
-		q.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{kind: OutcomeDone}, time.Hour)})
+		again := claims[0].end(outcome{end: store.Finished, next: "two"}, time.Minute)
+		q.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{end: store.Finished}, time.Hour)})
 		require.NoError(t, again.Err)
 		require.NotNil(t, again.Claimed)
 		require.Equal(t, s.Claimed.ID, again.Claimed.ID)
@@ -457,7 +456,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		for _, junk := range []string{"", "r", was[:7] + "x" + was[8:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
-				s, err := settleOnce(c, outcome{kind: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
+				s, err := settleOnce(c, outcome{end: store.Failed, lost: true, next: "two"})
 				require.NoError(t, err)
 				require.False(t, s.Held)
 				require.Nil(t, s.Claimed)
@@ -465,7 +464,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		}
 		require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", was).Err())
 		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].Keys[store.KeyRunning]).Val())
-		s, err := settleOnce(c, outcome{kind: OutcomeRetry, which: nextOfAny, next: "two"})
+		s, err := settleOnce(c, outcome{end: store.Failed, next: "two"})
 		require.NoError(t, err)
 		require.NotNil(t, s.Claimed)
 	})
@@ -481,7 +480,7 @@ func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 		c := claimTest(t, q, "one", 1)[0]
 		require.Len(t, claimTest(t, q, "stranger", 1), 1)
 		for range 2 {
-			s, err := settleOnce(c, outcome{kind: OutcomeDone})
+			s, err := settleOnce(c, outcome{end: store.Finished})
 			require.NoError(t, err)
 			require.True(t, s.Held)
 		}
@@ -489,7 +488,7 @@ func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 		for _, junk := range []string{"unknown", "id", "short", "junk", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000)} {
 			require.NoError(t, q.rdb.ZAdd(t.Context(), p.Keys[store.KeyRunning], scored(9e15, junk)).Err())
 			require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyAttempts], junk, "r------1 0 0 0 two ").Err())
-			s, err := claimNext(t, c, nextOfAny, "two")
+			s, err := claimNext(t, c, "any", "two")
 			require.NoError(t, err)
 			require.True(t, s.Held)
 			require.Nil(t, s.Claimed, "%q", junk)
@@ -505,11 +504,11 @@ func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
 		enqueueTest(t, q, "id", "k")
 		first := claimTest(t, q, "one", 1)[0]
 		enqueueTest(t, q, "next", "l")
-		v := outcome{kind: OutcomeRetry, which: nextOfAny, next: "two"}
+		v := outcome{end: store.Failed, next: "two"}
 		s, err := settleOnce(first, v)
 		require.NoError(t, err)
 		require.Equal(t, "next", s.Claimed.ID)
-		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], outcome{kind: OutcomeDone}))
+		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], outcome{end: store.Finished}))
 		again, err := settleOnce(first, v)
 		require.NoError(t, err)
 		require.False(t, again.Held)
@@ -547,7 +546,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		before := run("before")
 		enqueueTest(t, q, "next", "")
 		time.Sleep(20 * time.Millisecond) // what was claimed before has an earlier end
-		s, err := claimNext(t, c, nextOfAny, "two")
+		s, err := claimNext(t, c, "any", "two")
 		require.NoError(t, err)
 		require.Equal(t, "next", s.Claimed.ID)
 		run("after")
@@ -556,7 +555,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 			require.NoError(t, err)
 			require.NotContains(t, held, false)
 		}
-		again, err := claimNext(t, c, nextOfAny, "two")
+		again, err := claimNext(t, c, "any", "two")
 		require.NoError(t, err)
 		require.Equal(t, s.Claimed, again.Claimed)
 	})

@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,29 +27,32 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 	w.claims.settle(c)
 	full := len(w.ahead) > 0 && !w.claimsAhead() || len(w.alone) > 0 // more was claimed than is to be now
 	// Where there are several partitions, each has a slot for a while only.
-	leaves := len(*w.fetchers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	leaves := len(*w.fetchers.Load()) > 1 && !v.ofKey && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !full && !w.isStopping() && !w.paused.Load() {
-		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
-	} else {
-		v.which = "" // Pause or Stop came since the turn decided to go on: nothing is claimed without a token
+		v.next = newToken()
 	}
+	told := OutcomeLate
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
 		if !w.await(c.partition.Settle(s)) {
-			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
+			v.err = errors.Join(ErrClaimLost, ErrStopped, v.err)
 			break
 		}
 		if c.settledFrom = s.First; s.Err == nil {
-			next = w.settled(c, s, &v)
+			if next = w.settled(c, s, v.next); s.Held {
+				told = outcomes[s.End]
+			} else {
+				v.err = errors.Join(ErrClaimLost, v.err)
+			}
 			break
 		}
 		pause := backoff.Full(try, settleBefore, settleMost)
 		if time.Now().Add(pause).After(w.claims.until(c)) || !w.sleep(pause) {
-			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.Err, v.err)
+			v.err = errors.Join(ErrClaimLost, s.Err, v.err)
 			break
 		}
 	}
-	w.conclude(c, v)
+	w.conclude(c, v, told)
 	return next
 }
 
@@ -58,19 +60,13 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 // can reach Redis needs none.
 func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
-// settled puts the result of a settlement into v, and returns the next claim, if there is one.
-func (w *Worker) settled(c *claim, s *store.Settlement, v *outcome) (next *claim) {
-	switch {
-	case !s.Held:
-		v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
-	case s.End == store.EndExpired:
-		v.kind = OutcomeExpired
-	}
+// settled takes the result of a settlement, and returns the next claim, if there is one.
+func (w *Worker) settled(c *claim, s *store.Settlement, token string) (next *claim) {
 	if s.AnyDue {
 		w.wakeFetchers(c.partition.Base) // without waiting for our own announcement
 	}
 	if s.Claimed != nil {
-		next = w.claims.add(w.ctx, w.queue, c.partition, s.Claimed, v.next, trust.Until(s.Sent, w.lease))
+		next = w.claims.add(w.ctx, w.queue, c.partition, s.Claimed, token, trust.Until(s.Sent, w.lease))
 		next.since, next.startBy, next.whilePaused = c.since, s.Sent.Add(s.Left), w.paused.Load()
 	}
 	return next
@@ -78,43 +74,17 @@ func (w *Worker) settled(c *claim, s *store.Settlement, v *outcome) (next *claim
 
 // end says how a claim is to be settled, and the next message claimed for so long.
 func (c *claim) end(v outcome, lease time.Duration) *store.Settlement {
-	m := c.stored
 	s := &store.Settlement{
-		Message: m, Token: c.token, Halts: halts[c.queue.halt], Delay: v.delay, Next: v.next, OfKey: v.which == nextOfKey, Lease: lease, First: c.settledFrom,
-		Attempts: c.message.Attempt, Conflicts: m.Conflicts, Losses: m.Losses, Handed: m.Handed, Cause: []byte(m.Cause),
+		Message: c.stored, Token: c.token, End: v.end, Lost: v.lost, Halts: halts[c.queue.halt], Delay: v.delay,
+		Next: v.next, OfKey: v.ofKey, Lease: lease, First: c.settledFrom,
 	}
-	switch {
-	case v.handedBack:
-		s.End = store.EndHandedBack
-	case v.kind == OutcomeDone:
-		s.End = store.EndDone
-	case v.kind == OutcomeDead:
-		s.End = store.EndDead
-	case v.kind == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay:
-		s.End = store.EndExpired
-	case v.kind == OutcomeRetry && !v.later:
-		s.End = store.EndRetry
-	case v.awaitsKey:
-		s.End = store.EndBackForKey
-	default:
-		s.End = store.EndBack
+	if v.end == store.Failed && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay {
+		s.End = store.Outlived
 	}
-	if v.lost {
-		s.Losses++
-	}
-	if v.handedBack || v.later || v.kind == OutcomeRetry || v.kind == OutcomeDead {
+	if s.End.HasCause() {
 		s.Cause = c.queue.sealed(kindCause, c.message, []byte(v.cause()))
 	}
-	if v.later || v.kind == OutcomeConflict || v.kind == OutcomeReturned {
-		s.Attempts = max(0, s.Attempts-1)
-	}
-	if v.kind == OutcomeConflict {
-		s.Conflicts++
-	}
-	if v.handedBack || v.later {
-		s.Handed++
-	}
-	if v.kind == OutcomeDone || v.kind == OutcomeDead && len(v.result) <= maxDeadResult {
+	if v.end == store.Finished || v.end == store.Died && len(v.result) <= maxDeadResult {
 		s.Result = c.queue.sealed(kindResult, c.message, v.result)
 	}
 	return s
@@ -133,14 +103,14 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 }
 
 // conclude ends a claim that was settled, and reports it.
-func (w *Worker) conclude(c *claim, v outcome) {
+func (w *Worker) conclude(c *claim, v outcome, told Outcome) {
 	defer c.cancel(nil)
 	defer w.endAlone(c)
 	defer w.claims.drop(c)
-	w.logSettled(c, v)
+	w.logSettled(c, v, told)
 	observe(w.log, func() {
 		w.observer.OnSettled(c.ctx, Settled{
-			Queue: w.queue.name, Message: c.message, Outcome: v.kind, Err: v.err, Encrypted: w.queue.sealer != nil, Delay: v.delay, Took: time.Since(c.taken),
+			Queue: w.queue.name, Message: c.message, Outcome: told, Err: v.err, Encrypted: w.queue.sealer != nil, Delay: v.delay, Took: time.Since(c.taken),
 		})
 	})
 }
@@ -174,9 +144,9 @@ func (w *Worker) sleep(d time.Duration) bool {
 	}
 }
 
-func (w *Worker) logSettled(c *claim, v outcome) {
+func (w *Worker) logSettled(c *claim, v outcome, told Outcome) {
 	level := slog.LevelDebug
-	switch v.kind {
+	switch told {
 	case OutcomeDead, OutcomeExpired, OutcomeLate:
 		level = slog.LevelWarn
 	case OutcomeRetry:
@@ -189,7 +159,7 @@ func (w *Worker) logSettled(c *claim, v outcome) {
 	m := c.message
 	attrs := []slog.Attr{
 		slog.String("id", m.ID), slog.String("key", m.Key), slog.String("name", m.Name),
-		slog.String("outcome", string(v.kind)), slog.Int("attempt", m.Attempt), slog.Duration("took", time.Since(c.taken)),
+		slog.String("outcome", string(told)), slog.Int("attempt", m.Attempt), slog.Duration("took", time.Since(c.taken)),
 	}
 	if v.err != nil && w.queue.sealer != nil { // Redis has its text sealed
 		attrs = append(attrs, slog.String("error", fmt.Sprintf("a %s that is not shown, since the queue is encrypted", innermost(v.err))))

@@ -196,7 +196,7 @@ func TestPause_ASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
 		enqueueTest(t, q, "behind", "k")
 		c := w.takes(t, "token")
 		w.Pause()
-		followed := w.settle(c, outcome{kind: OutcomeDone, which: nextOfKey})
+		followed := w.settle(c, outcome{end: store.Finished, ofKey: true})
 		require.Nil(t, followed, "claimed all the same")
 		s, err := q.Status(t.Context(), "behind")
 		require.NoError(t, err)

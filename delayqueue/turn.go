@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/keyring"
 )
 
@@ -34,7 +35,7 @@ func (w *Worker) process(c *claim) {
 // turn, if there is one.
 func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
-		return w.settle(c, outcome{kind: OutcomeReturned, err: ErrStopped})
+		return w.settle(c, outcome{end: store.Returned, err: ErrStopped})
 	}
 	if refused := w.mayRun(c); refused != nil {
 		return w.settle(c, *refused)
@@ -53,7 +54,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 			return c
 		}
 		if w.isStopping() { // meanwhile
-			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
+			return t.over(c, outcome{end: store.Returned, err: ErrStopped})
 		}
 		if refused := w.mayRun(c); refused != nil {
 			return t.over(c, *refused)
@@ -97,7 +98,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		if started {
 			next = t.conclude(c, safeError(err), result)
 		} else {
-			next = t.over(c, outcome{kind: OutcomeReturned, err: err})
+			next = t.over(c, outcome{end: store.Returned, err: err})
 		}
 	}()
 	if started, err = w.prepare(ctx, c); err == nil {
@@ -113,7 +114,8 @@ func (w *Worker) prepare(ctx context.Context, c *claim) (started bool, err error
 		return false, context.Cause(ctx)
 	}
 	if why := c.unrunnable(); why != nil {
-		c.message.Attempt = max(0, c.message.Attempt-1) // this one is none
+		c.stored.Attempts = max(0, c.stored.Attempts-1) // this one is none
+		c.message.Attempt = c.stored.Attempts
 		return true, &unopenedError{why}
 	}
 	if c.tooOld() { // meanwhile: the queue will say so
@@ -143,14 +145,14 @@ func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim)
 	w := t.worker
 	classify := func(lost error) outcome {
 		v := w.classify(c, err, lost)
-		if v.kind == OutcomeDone || v.kind == OutcomeDead {
+		if v.end == store.Finished || v.end == store.Died {
 			v.result = result.get()
 		}
 		v.last = errors.Is(err, errGoexit)
 		return v
 	}
 	v := classify(t.lost())
-	if !v.handedBack && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
+	if v.end <= store.Postponed { // the handler can run it
 		w.handsBack.Store(false)
 	}
 	if t.goesOn(c, v) {
@@ -182,7 +184,7 @@ func (c *claim) unrunnable() error {
 // goesOn reports whether the next message of the key is to run under the same lease.
 func (t *turn) goesOn(c *claim, v outcome) bool {
 	w := t.worker
-	ended := v.kind == OutcomeDone || v.kind == OutcomeDead && w.queue.halt == HaltNothing
+	ended := v.end == store.Finished || v.end == store.Died && w.queue.halt == HaltNothing
 	return t.lease != nil && c.stored.QueuedAfter && ended && !w.ownLeases &&
 		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
@@ -190,7 +192,7 @@ func (t *turn) goesOn(c *claim, v outcome) bool {
 // follow settles a claim, and claims the next message of its key. If there is none the
 // turn is over.
 func (t *turn) follow(c *claim, v outcome) (next *claim) {
-	v.which = nextOfKey
+	v.ofKey = true
 	if next = t.worker.settle(c, v); next == nil {
 		_ = t.release(c, v) // the message has ended, even if the lease was lost meanwhile
 		t.reconsider(c)
@@ -233,17 +235,17 @@ func (t *turn) release(c *claim, v outcome) error {
 		return nil
 	}
 	t.lease = nil
-	ctx, ended := context.Background(), v.kind == OutcomeDone || v.kind == OutcomeDead
+	ctx, ended := context.Background(), v.end.Final()
 	switch window := t.worker.queue.reservationWindow; {
-	case v.kind == OutcomeDead && t.worker.queue.halt == HaltKey:
+	case v.end == store.Died && t.worker.queue.halt == HaltKey:
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, core.MaxTTL)
 	case window == 0 && !reservations.WasReserved(lease):
-	case v.kind == OutcomeDead && t.worker.queue.halt == HaltParked:
+	case v.end == store.Died && t.worker.queue.halt == HaltParked:
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case v.handedBack: // fresh calls need not wait for a message that this process cannot run
+	case v.end == store.HandedBack: // fresh calls need not wait for a message that this process cannot run
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case !ended && v.delay > 0 && !v.awaitsKey: // nor for one that waits for its next attempt
+	case !ended && v.delay > 0 && !v.end.AwaitsKey(): // nor for one that waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case window > 0 && (m.QueuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.HasQueuedAfter(ctx, m.Key, m.ID)):
 		t.reserved = true

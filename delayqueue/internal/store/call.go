@@ -142,7 +142,7 @@ func yes(ctx context.Context, op string, n int, reply []any, err error) ([]bool,
 		err = luascript.ErrReply
 	}
 	if err != nil {
-		return nil, Failed(ctx, op, err)
+		return nil, Unavailable(ctx, op, err)
 	}
 	all := make([]bool, n)
 	for i := range reply {

@@ -58,10 +58,10 @@ const (
 func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration, n int) (b Batch, err error) {
 	reply, err := p.change(ctx, claimScript, nil, token, lease.Milliseconds(), n, claimBytes)
 	if err != nil {
-		return Batch{}, Failed(ctx, "claim", err)
+		return Batch{}, Unavailable(ctx, "claim", err)
 	}
 	if len(reply) < ClaimHead {
-		return Batch{}, Failed(ctx, "claim", luascript.ErrReply)
+		return Batch{}, Unavailable(ctx, "claim", luascript.ErrReply)
 	}
 	wait, ok := reply[0].(int64)
 	b.Wait, b.Spent = time.Duration(max(wait, 0))*time.Millisecond, wait < 0
@@ -89,14 +89,14 @@ func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration
 		ok = ok && is
 	}
 	if !ok {
-		return Batch{}, Failed(ctx, "claim", luascript.ErrReply)
+		return Batch{}, Unavailable(ctx, "claim", luascript.ErrReply)
 	}
 	claimed := make([]*Message, len(b.Messages))
 	for i := range b.Messages {
 		claimed[i] = &b.Messages[i]
 	}
 	if err := p.fetch(ctx, lease, claimed); err != nil { // to claim again with the token brings them again
-		return Batch{}, Failed(ctx, "claim", err)
+		return Batch{}, Unavailable(ctx, "claim", err)
 	}
 	return b, nil
 }

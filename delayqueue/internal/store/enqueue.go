@@ -167,7 +167,7 @@ func (p *Partition) send(ctx context.Context, batch []*enqueueing, sure bool) (n
 	}
 	reply, err := p.change(ctx, enqueueScript, long, args...)
 	if now, unclaimed, exceptions, err = p.readEnqueued(len(batch), reply, err); err != nil {
-		err = Failed(ctx, "enqueue", err)
+		err = Unavailable(ctx, "enqueue", err)
 	}
 	return now, unclaimed, exceptions, err
 }
@@ -260,7 +260,7 @@ func (p *Partition) Unclaimed(ctx context.Context) (time.Duration, error) {
 	if _, unclaimed, _, err := p.readEnqueued(0, reply, err); err == nil {
 		return unclaimed, nil
 	}
-	return 0, Failed(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
+	return 0, Unavailable(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
 }
 
 // answered takes the reply of enqueue.lua for a job that it did not store now.

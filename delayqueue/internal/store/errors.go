@@ -10,9 +10,9 @@ import (
 	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
-// Failed returns the error of a command that failed: the caller's own ctx's if that has ended,
+// Unavailable returns the error of a command that failed: the caller's own ctx's if that has ended,
 // else one that wraps core.ErrUnavailable.
-func Failed(ctx context.Context, op string, err error) error {
+func Unavailable(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
 		return Left(ctx, op)
 	}

@@ -48,7 +48,7 @@ func (p *Partition) Redrive(ctx context.Context, maxAge time.Duration, letters .
 		err = luascript.ErrReply
 	}
 	if err != nil {
-		return nil, Failed(ctx, "redrive", err)
+		return nil, Unavailable(ctx, "redrive", err)
 	}
 	for i := range reply {
 		word, _ := reply[i].(string)

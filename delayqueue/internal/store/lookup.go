@@ -125,7 +125,7 @@ func (s *Store) Find(ctx context.Context, op string, parts []*Partition, id stri
 			return f, parts[i], nil
 		}
 		if failed := l.Err(); failed != nil { // a partition that is down does not hide what others have
-			err = Failed(ctx, op, failed)
+			err = Unavailable(ctx, op, failed)
 		}
 	}
 	return Found{}, nil, err
@@ -157,7 +157,7 @@ func (p *Partition) Look(ctx context.Context, op, id, key string) (Found, error)
 	l := p.LookUp(ctx, pipe, id, true).withTimes(ctx, pipe, p, key)
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	if err := l.Err(); err != nil {
-		return Found{}, Failed(ctx, op, err)
+		return Found{}, Unavailable(ctx, op, err)
 	}
 	return l.Read(), nil
 }
@@ -178,7 +178,7 @@ func (p *Partition) Result(ctx context.Context, id string) (result []byte, ok bo
 		found[i] = pipe.HGet(ctx, p.Keys[KeyResults+i], id)
 	}
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-		return nil, false, Failed(ctx, "result", err)
+		return nil, false, Unavailable(ctx, "result", err)
 	}
 	for _, cmd := range found {
 		if result, err := cmd.Bytes(); err == nil {
@@ -197,7 +197,7 @@ func (p *Partition) Payload(ctx context.Context, f Found) (payload []byte, ok bo
 	if errors.Is(err, redis.Nil) {
 		return nil, false, nil
 	} else if err != nil {
-		return nil, false, Failed(ctx, "payload", err)
+		return nil, false, Unavailable(ctx, "payload", err)
 	}
 	return payload, true, nil
 }
@@ -210,7 +210,7 @@ func (s *Store) Open(ctx context.Context, op string, parts []*Partition) (total 
 		open[i] = pipe.HLen(ctx, p.Keys[KeyMessages])
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return 0, Failed(ctx, op, err)
+		return 0, Unavailable(ctx, op, err)
 	}
 	for _, cmd := range open {
 		total += cmd.Val()

@@ -108,7 +108,7 @@ func (s *Store) page(ctx context.Context, op string, parts []*Partition, set int
 	for i, call := range s.each(ctx, parts, pageScript, args...) {
 		reply, err := call.StringSlice()
 		if err != nil || len(reply)%2 != 1 {
-			return nil, nil, false, now, Failed(ctx, op, cmp.Or(err, luascript.ErrReply))
+			return nil, nil, false, now, Unavailable(ctx, op, cmp.Or(err, luascript.ErrReply))
 		}
 		if at, ok := readMillis(reply[0]); ok {
 			now = later(now, at)
@@ -145,7 +145,7 @@ func (s *Store) Read(ctx context.Context, op string, state State, places []Place
 	for i, at := range places {
 		id, key := at.message()
 		if err := lookups[i].Err(); err != nil {
-			return nil, Failed(ctx, op, err)
+			return nil, Unavailable(ctx, op, err)
 		}
 		f := lookups[i].Read()
 		if f.State != state || at.Set != KeyDead && f.Key != key {
@@ -185,7 +185,7 @@ func (p *Partition) Line(ctx context.Context, key, after string, n int) ([]InLin
 	before := pipe.ZLexCount(ctx, p.Keys[KeyFIFOs], "["+key+"\n", "["+after)
 	found := pipe.ZRangeByLex(ctx, p.Keys[KeyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
 	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, Failed(ctx, "line", err)
+		return nil, Unavailable(ctx, "line", err)
 	}
 	line, lookups := make([]InLine, len(found.Val())), make([]*Lookup, len(found.Val()))
 	if len(line) == 0 {
@@ -203,7 +203,7 @@ func (p *Partition) Line(ctx context.Context, key, after string, n int) ([]InLin
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for i, l := range lookups {
 		if err := l.Err(); err != nil {
-			return nil, Failed(ctx, "line", err)
+			return nil, Unavailable(ctx, "line", err)
 		}
 		if f := l.Read(); (f.State == Queued || f.State == Running) && f.Key == key {
 			line[i].Found = f

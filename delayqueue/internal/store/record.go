@@ -195,29 +195,25 @@ func readMs(s string, base int) (int64, bool) {
 
 // ending is what is stored when a claim ends a message, from the mark on.
 func (s *Settlement) ending() string {
-	m := s.Message
-	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(s.Cause))
-	b = s.appendAttempts(b, 3)
+	m, a := s.Message, s.count()
+	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(a.Cause))
+	b = appendNumbers(appendMark(b, s.Token), a.Attempts, a.Conflicts, a.Losses)
 	enqueued := unixms.Of(m.EnqueuedAt)
 	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
 	b = append(strconv.AppendInt(b, unixms.Of(m.ExpiresAt)-enqueued, 36), ' ')
-	for _, n := range [...]int{len(s.Result), len(m.Key), len(m.Name), len(m.Principal)} {
-		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
-	}
-	return string(append(append(append(append(b, m.Key...), m.Name...), m.Principal...), s.Cause...))
+	b = appendNumbers(b, len(s.Result), len(m.Key), len(m.Name), len(m.Principal))
+	return string(append(append(append(append(b, m.Key...), m.Name...), m.Principal...), a.Cause...))
 }
 
 // attempts is what is stored when a claim gives a message back, from the mark on.
 func (s *Settlement) attempts() string {
-	b := s.appendAttempts(make([]byte, 0, 32+len(s.Cause)), 4)
-	return string(append(append(b, ' '), s.Cause...))
+	a := s.count()
+	b := appendMark(make([]byte, 0, 32+len(a.Cause)), s.Token)
+	return string(append(append(appendNumbers(b, a.Attempts, a.Conflicts, a.Losses, a.Handed), ' '), a.Cause...))
 }
 
-// appendAttempts appends the mark and so many of the counts.
-func (s *Settlement) appendAttempts(b []byte, n int) []byte {
-	b = appendMark(b, s.Token)
-	counts := [...]int{s.Attempts, s.Conflicts, s.Losses, s.Handed}
-	for _, n := range counts[:n] {
+func appendNumbers(b []byte, numbers ...int) []byte {
+	for _, n := range numbers {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
 	return b

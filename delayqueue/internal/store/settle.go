@@ -15,21 +15,34 @@ import (
 // End is how an attempt ends.
 type End int
 
-// The ends of an attempt, each with a code of its own in settle.lua.
+// The ends of an attempt. After the first three the message has ended; after the others it is due again after a delay. The last
+// six spend no attempt.
 const (
-	EndDone       End = iota // its handler returned nil
-	EndDead                  // the message becomes a dead letter
-	EndExpired               // it failed, and the message would be too old for its next attempt
-	EndRetry                 // it failed, and the message is due again after a delay
-	EndBack                  // the message goes back as if nobody had had it
-	EndBackForKey            // the same, and a wake of its key makes it due
-	EndHandedBack            // the same, for somebody else who may be able to run it
+	Finished    End = iota // its handler returned nil
+	Died                   // the message is a dead letter
+	Outlived               // it failed, and the message would be too old for its next attempt
+	Failed                 // it failed
+	Postponed              // what it needs is unavailable
+	Conflicted             // another key was held
+	KeyHeld                // its key was held: a wake of the key makes the message due
+	Returned               // it did not begin, or was broken off
+	Unreachable            // it did not begin, since its key could not be asked for: as KeyHeld
+	HandedBack             // somebody else may be able to run the message
 )
 
-var endCodes = [...]string{EndDone: "d", EndDead: "x", EndExpired: "E", EndRetry: "r", EndBack: "b", EndBackForKey: "bw", EndHandedBack: "h"}
+// endCodes are what settle.lua calls them.
+var endCodes = [...]string{
+	Finished: "d", Died: "x", Outlived: "E", Failed: "r", Postponed: "b", Conflicted: "b", KeyHeld: "bw", Returned: "b", Unreachable: "bw", HandedBack: "h",
+}
 
-// final reports whether the message ends with it.
-func (e End) final() bool { return e <= EndExpired }
+// Final reports whether the message has ended.
+func (e End) Final() bool { return e <= Outlived }
+
+// AwaitsKey reports whether a wake of its key makes the message due.
+func (e End) AwaitsKey() bool { return e == KeyHeld || e == Unreachable }
+
+// HasCause reports whether the message has another cause from now on.
+func (e End) HasCause() bool { return e >= Died && e <= Postponed || e == HandedBack }
 
 // What a dead letter halts.
 const (
@@ -40,13 +53,14 @@ const (
 
 // Settlement ends an attempt, and claims the next message.
 type Settlement struct {
-	Message                             *Message
-	Token                               string // of its claim
-	End                                 End
-	Halts                               string        // of a dead letter
-	Delay                               time.Duration // of what is due again
-	Attempts, Conflicts, Losses, Handed int           // as they are stored from now on
-	Cause, Result                       []byte        // the same
+	Message *Message
+	Token   string // of its claim
+	End     End
+	Lost    bool          // whether the attempt ran to its end is not known
+	Halts   string        // of a dead letter
+	Delay   time.Duration // of what is due again
+	Cause   []byte        // if the End has one
+	Result  []byte
 
 	Next  string // the token to claim the next message with; "" for none
 	OfKey bool   // the next of its key; else any that is due
@@ -126,7 +140,7 @@ func (p *Partition) SettleTogether(batch []*Settlement) {
 	err = p.fetch(ctx, lease, next) // to settle again with the tokens brings them again
 	for _, s := range batch {
 		if s.Err = cmp.Or(s.Err, err); s.Err != nil {
-			s.Err = Failed(ctx, "settle", s.Err)
+			s.Err = Unavailable(ctx, "settle", s.Err)
 		}
 		s.AnyDue, s.Sent = anyDue, sent
 		if s.done != nil {
@@ -137,20 +151,42 @@ func (p *Partition) SettleTogether(batch []*Settlement) {
 
 const never = 1e13 // ms: when a message whose record cannot be read becomes too old
 
+// count is the history of the message from now on.
+func (s *Settlement) count() Attempts {
+	m := s.Message
+	a := Attempts{Attempts: m.Attempts, Conflicts: m.Conflicts, Losses: m.Losses, Handed: m.Handed, Cause: m.Cause}
+	if s.End.HasCause() {
+		a.Cause = string(s.Cause)
+	}
+	if s.End >= Postponed {
+		a.Attempts = max(0, a.Attempts-1)
+	}
+	if s.End == Conflicted || s.End == KeyHeld {
+		a.Conflicts++
+	}
+	if s.End == Postponed || s.End == HandedBack {
+		a.Handed++
+	}
+	if s.Lost {
+		a.Losses++
+	}
+	return a
+}
+
 // appendArgs appends the arguments of settle.lua.
 func (s *Settlement) appendArgs(args []any) []any {
 	m, how, slot := s.Message, endCodes[s.End], ""
 	switch {
-	case s.End == EndDead:
+	case s.End == Died:
 		how += s.Halts
-	case s.End.final() && m.given:
+	case s.End.Final() && m.given:
 		how += "g"
 	}
 	if m.coalesces {
 		slot = "s" + About(m.Key, m.Name, m.Principal)
 	}
 	args = append(args, m.ID, m.Key, m.Principal, m.seq, m.state, how, slot, m.size)
-	if s.End.final() {
+	if s.End.Final() {
 		args = append(args, s.ending(), s.Result)
 	} else {
 		args = append(args, s.attempts(), fmt.Sprint(Milliseconds(s.Delay), " ", cmp.Or(unixms.Of(m.ExpiresAt), never)))

@@ -33,7 +33,7 @@ func (s *Store) Counts(ctx context.Context, parts []*Partition, anyAge time.Dura
 			err = luascript.ErrReply
 		}
 		if err != nil {
-			return nil, Failed(ctx, "stats", err)
+			return nil, Unavailable(ctx, "stats", err)
 		}
 	}
 	return all, nil
@@ -74,7 +74,7 @@ func (c *Counts) read(reply []any) bool {
 func (s *Store) Pause(ctx context.Context, op string, parts []*Partition, d time.Duration) (err error) {
 	for _, call := range s.each(ctx, parts, untilScript, append(slices.Clip(s.spans), "paused", Milliseconds(d))...) {
 		if failed := call.Err(); failed != nil {
-			err = Failed(ctx, op, failed)
+			err = Unavailable(ctx, op, failed)
 		}
 	}
 	return err

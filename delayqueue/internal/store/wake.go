@@ -31,7 +31,7 @@ func (p *Partition) Wake(ctx context.Context, keys []string, wake bool) ([]Woken
 		err = luascript.ErrReply
 	}
 	if err != nil {
-		return nil, Failed(ctx, "wake", err)
+		return nil, Unavailable(ctx, "wake", err)
 	}
 	found := make([]Woken, len(reply))
 	for i, n := range reply {
