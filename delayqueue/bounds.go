@@ -69,7 +69,7 @@ func isCluster(rdb redis.UniversalClient) bool {
 // stores from now on, and counts what others have stored. All processes of a queue should have the
 // same bound.
 func WithMaxBytes(n int64) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxBytes = n
 		return checkBytes("WithMaxBytes", n)
 	}
@@ -79,7 +79,7 @@ func WithMaxBytes(n int64) Option {
 // one key, counted as for [WithMaxBytes]. A job for which there is no room is refused with
 // [ErrKeyFull]. Default: a quarter of WithMaxBytes. It cannot be more than that.
 func WithMaxBytesPerKey(n int64) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxBytesPerKey = n
 		return checkBytes("WithMaxBytesPerKey", n)
 	}
@@ -90,7 +90,7 @@ func WithMaxBytesPerKey(n int64) Option {
 // room is refused with [ErrPrincipalFull]. Jobs without a principal have no such bound. Default: a
 // quarter of WithMaxBytes, so that no single client fills the queue.
 func WithMaxBytesPerPrincipal(n int64) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxBytesPerPrincipal = n
 		return checkBytes("WithMaxBytesPerPrincipal", n)
 	}
@@ -98,7 +98,7 @@ func WithMaxBytesPerPrincipal(n int64) Option {
 
 // boundBytes sets the bounds that no option has set. A bound smaller than the largest payload is an
 // error: such a job would always be refused, and its caller told to try again.
-func (q *Queue) boundBytes() error {
+func (q *settings) boundBytes() error {
 	largest := int64(q.maxPayload) + int64(q.maxPayload)/4 + overhead
 	if q.maxBytes == 0 {
 		q.maxBytes = max(defaultBytes, 4*largest)
@@ -126,7 +126,7 @@ func checkBytes(name string, n int64) error {
 }
 
 // fullBecause returns the bounds of a full queue, and what to do, for an error.
-func (q *Queue) fullBecause(full error) string {
+func (q *settings) fullBecause(full error) string {
 	switch {
 	case errors.Is(full, ErrKeyFull):
 		return fmt.Sprintf("a key has at most %d messages and %d bytes: try again later, or raise WithMaxDepthPerKey or WithMaxBytesPerKey", q.maxDepthPerKey, q.maxBytesPerKey)

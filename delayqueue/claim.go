@@ -15,11 +15,7 @@ import (
 )
 
 const (
-	// An idle worker claims every pollFloor, in case a message is lost, and
-	// three times in a claim lease, so that it knows every claim before that ends;
-	// and every pollUnheard while it has no subscription.
-	pollFloor   = 10 * time.Second
-	pollUnheard = 500 * time.Millisecond
+	pollUnheard = 500 * time.Millisecond // between the claims of an idle worker while it has no subscription
 	// A busy worker checks this often for messages of dead workers.
 	pollBusy     = time.Second
 	claimTimeout = time.Second // for how long free slots wait for the reply

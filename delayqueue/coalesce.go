@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
 // Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: for
@@ -27,15 +26,4 @@ func Coalesce(q *Queue) core.ConflictPolicy {
 // every call of a stream wait, enqueue jobs with Job.QuietPeriod.
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
-}
-
-// checkQuiet returns what is wrong with a quiet period and its bound, or "".
-func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
-	switch {
-	case quiet < time.Millisecond || quiet > maxDelay:
-		return "want a quiet period of at least 1ms, and no longer than the longest delay"
-	case store.Milliseconds(maxDelay) >= store.Milliseconds(maxAge): // it would be too old when it is due
-		return "the longest delay is not shorter than the max age, " + maxAge.String()
-	}
-	return ""
 }

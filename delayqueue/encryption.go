@@ -60,7 +60,7 @@ type Keyring = keyring.Keyring
 // is empty. Locks hold across the two queues, the order of a key's messages does not.
 func WithEncryption(keys Keyring) Option {
 	keys = keyring.Clone(keys) // the Option may be used long after
-	return func(q *Queue) (err error) {
+	return func(q *settings) (err error) {
 		q.sealer, err = newSealer(q.name, keys)
 		return err
 	}
@@ -108,9 +108,6 @@ func (s *sealer) overhead() int {
 	}
 	return keyring.Overhead
 }
-
-// sealedOf is the message that something sealed belongs to.
-type sealedOf struct{ id, key, name, principal string }
 
 // seal seals plain, data of the given kind that belongs to a message.
 func (s *sealer) seal(kind string, of sealedOf, plain []byte) ([]byte, error) {

@@ -244,7 +244,7 @@ func TestBadKeyrings(t *testing.T) {
 		"key and id swapped": {Current: text, Keys: map[string][]byte{text: []byte("k")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := WithEncryption(keys)(&Queue{name: "q"})
+			err := WithEncryption(keys)(&settings{name: "q"})
 			require.ErrorIs(t, err, core.ErrInvalidOption)
 			require.ErrorContains(t, err, "WithEncryption")
 			assertHidden(t, err.Error(), good, long, good[:5], []byte(text))
@@ -282,8 +282,8 @@ func TestEncryption_AKeyringDoesNotShowItsKeys(t *testing.T) {
 	require.Equal(t, "Keyring(current k, of 1)", keys.String())
 	require.Equal(t, keys.String(), keys.GoString())
 	holder := struct{ Keys Keyring }{keys}
-	q := &Queue{name: "q"}
-	require.NoError(t, WithEncryption(keys)(q))
+	q := &Queue{settings: settings{name: "q"}}
+	require.NoError(t, WithEncryption(keys)(&q.settings))
 	for _, v := range []any{keys, &keys, holder, &holder, []Keyring{keys}, q, *q, q.sealer, *q.sealer} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%o"} {
 			assertHidden(t, fmt.Sprintf(verb, v), key)

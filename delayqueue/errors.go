@@ -3,8 +3,6 @@ package delayqueue
 import (
 	"errors"
 	"time"
-
-	"github.com/perkey-go/perkey/core"
 )
 
 // The errors of this package, distinguished by [errors.Is]. If Redis fails the error wraps [core.ErrUnavailable], for a
@@ -131,26 +129,3 @@ type handBackError struct{ err error }
 func (e *handBackError) Error() string { return e.err.Error() }
 
 func (e *handBackError) Unwrap() error { return e.err }
-
-// OutcomeOf returns how a claim ends whose handler returned err, as far as err alone says:
-// [OutcomeDone] for nil, [OutcomeConflict] for core.ErrConflict, [OutcomeReturned] for [HandBack],
-// [OutcomeDead] for [SkipRetry], and otherwise [OutcomeRetry]. A [Middleware] can use it to tell
-// failures from other ends. An [Observer] gets the real outcome.
-func OutcomeOf(err error) Outcome {
-	var (
-		skip     *skipRetryError
-		handBack *handBackError
-		later    *retryLaterError
-	)
-	switch {
-	case err == nil:
-		return OutcomeDone
-	case errors.As(err, &skip):
-		return OutcomeDead
-	case errors.As(err, &handBack):
-		return OutcomeReturned
-	case !errors.As(err, &later) && errors.Is(err, core.ErrConflict):
-		return OutcomeConflict
-	}
-	return OutcomeRetry
-}

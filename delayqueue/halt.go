@@ -25,7 +25,7 @@ var halts = [...]string{HaltNothing: store.HaltsNothing, HaltParked: store.Halts
 // all others of its key. [Stats].Halted counts the keys that are halted. The option of the worker's
 // Queue counts, not that of the Queue that stored the job. Default [HaltNothing].
 func WithHaltOnDeath(h Halt) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.halt = h
 		if h < HaltNothing || h > HaltKey {
 			return invalidOption("WithHaltOnDeath(%d): want HaltNothing, HaltParked or HaltKey", h)

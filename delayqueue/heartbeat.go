@@ -71,6 +71,21 @@ func (c *claim) left() time.Duration {
 	return time.Until(c.startBy)
 }
 
+// starts is the event of a claim whose handler is about to be called.
+func (c *claim) starts() Started {
+	m := c.message
+	s := Started{Queue: c.queue.name, Message: m, QueuedAfter: c.stored.QueuedAfter}
+	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
+	s.Age = max(0, now.Sub(m.EnqueuedAt))
+	if due := c.stored.Due; !due.IsZero() {
+		s.Lag = max(0, now.Sub(due))
+	}
+	if !c.granted.IsZero() {
+		s.KeyWait = c.granted.Sub(c.taken)
+	}
+	return s
+}
+
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {
 	s.mu.Lock()

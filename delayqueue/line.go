@@ -63,10 +63,7 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	return line, next, nil
 }
 
-const (
-	countMost = 100_000 // the most messages that Count reads
-	countRest = 4       // how many times as long as it reads it pauses
-)
+const countRest = 4 // how many times as long as it reads Count pauses
 
 var errCountedEnough = errors.New("delayqueue: counted enough")
 

@@ -12,6 +12,13 @@ import (
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
+const (
+	maxIDLen        = 128 // of a job
+	maxJobNameLen   = 256
+	maxPrincipalLen = 256
+	maxDuration     = 366 * 24 * time.Hour
+)
+
 // Job is a piece of work to be stored.
 type Job struct {
 	// ID names the work. Of two jobs with one id and key the second is not stored, for as long as the first is
@@ -97,6 +104,17 @@ func (j Job) validate(maxPayload int) error {
 	return nil
 }
 
+// checkQuiet returns what is wrong with a quiet period and its bound, or "".
+func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
+	switch {
+	case quiet < time.Millisecond || quiet > maxDelay:
+		return "want a quiet period of at least 1ms, and no longer than the longest delay"
+	case store.Milliseconds(maxDelay) >= store.Milliseconds(maxAge): // it would be too old when it is due
+		return "the longest delay is not shorter than the max age, " + maxAge.String()
+	}
+	return ""
+}
+
 func checkID(id string) error {
 	if id == "" || len(id) > maxIDLen {
 		return invalidJob("ID is %d bytes long: want 1 to %d", len(id), maxIDLen)
@@ -140,6 +158,9 @@ func messageOf(m *store.Message) Message {
 		Losses: m.Losses, EnqueuedAt: m.EnqueuedAt, ExpiresAt: m.ExpiresAt,
 	}
 }
+
+// sealedOf is the message that something sealed belongs to.
+type sealedOf struct{ id, key, name, principal string }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
 

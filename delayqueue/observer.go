@@ -2,7 +2,10 @@ package delayqueue
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"github.com/perkey-go/perkey/core"
 )
 
 // Observer is told what a Queue and its Workers do. Its methods are called on the goroutine that
@@ -127,6 +130,29 @@ const (
 	OutcomeLate Outcome = "late"
 )
 
+// OutcomeOf returns how a claim ends whose handler returned err, as far as err alone says:
+// [OutcomeDone] for nil, [OutcomeConflict] for core.ErrConflict, [OutcomeReturned] for [HandBack],
+// [OutcomeDead] for [SkipRetry], and otherwise [OutcomeRetry]. A [Middleware] can use it to tell
+// failures from other ends. An [Observer] gets the real outcome.
+func OutcomeOf(err error) Outcome {
+	var (
+		skip     *skipRetryError
+		handBack *handBackError
+		later    *retryLaterError
+	)
+	switch {
+	case err == nil:
+		return OutcomeDone
+	case errors.As(err, &skip):
+		return OutcomeDead
+	case errors.As(err, &handBack):
+		return OutcomeReturned
+	case !errors.As(err, &later) && errors.Is(err, core.ErrConflict):
+		return OutcomeConflict
+	}
+	return OutcomeRetry
+}
+
 // Settled describes a claim that has ended, for [Observer].OnSettled.
 type Settled struct {
 	// Queue is the queue's name.
@@ -152,6 +178,21 @@ type Reaped struct {
 	// Expired counts messages that became too old to be started.
 	Expired int64
 }
+
+// Warning reports something that keeps a queue from working as it should. No call fails because of
+// it.
+type Warning struct {
+	// Queue is the queue's name.
+	Queue string
+	Kind  WarningKind
+	// Detail describes what was found.
+	Detail string
+	// Resolved: what an earlier Warning of this kind reported is over.
+	Resolved bool
+}
+
+// WarningKind is the kind of a [Warning].
+type WarningKind string
 
 // NopObserver does nothing.
 type NopObserver struct{}

@@ -108,7 +108,7 @@ func (q *Queue) info(m *manifest) Info {
 
 // forOperator makes a Queue an operator's. It has no bounds, so that nothing is refused, or
 // forgotten early, that the bounds of the queue's processes allow.
-func forOperator(q *Queue) error {
+func forOperator(q *settings) error {
 	q.operator = true
 	q.maxDepth, q.maxDepthPerKey = math.MaxInt32, math.MaxInt32
 	q.maxBytes, q.maxBytesPerKey, q.maxBytesPerPrincipal = maxBytes, maxBytes, maxBytes

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -11,26 +12,47 @@ import (
 )
 
 const (
-	maxNameLen      = 64  // of a queue
-	maxIDLen        = 128 // of a job
-	maxJobNameLen   = 256
-	maxPrincipalLen = 256
-	maxPartitions   = 1024
+	maxNameLen    = 64 // of a queue
+	maxPartitions = 1024
+	countMost     = 100_000 // the most messages that Count reads
 
 	// A second run of a call whose reply was lost finds in the message's record
 	// what the first did: the record must outlive go-redis's retries.
 	minRetention = time.Second
-	maxDuration  = 366 * 24 * time.Hour
 )
 
 // Option configures a [Queue].
-type Option func(*Queue) error
+type Option func(*settings) error
+
+// settings are what options set.
+type settings struct {
+	name, prefix, service                 string
+	operator                              bool // made by Open
+	maxAge, retention, deadRetention      time.Duration
+	reservationWindow                     time.Duration
+	maxPayload, maxResult                 int
+	maxDepth, maxDepthPerKey, maxAttempts int
+	maxBytes, maxBytesPerKey              int64 // 0: the default
+	maxBytesPerPrincipal                  int64
+	halt                                  Halt
+	split                                 int // into so many partitions; 0: the default
+	sealer                                *sealer
+	observer                              Observer
+	countMost                             int
+}
+
+// validName checks the name of a queue or a service.
+func validName(name string) bool {
+	return name != "" && len(name) <= maxNameLen && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_' && r != '-'
+	})
+}
 
 // WithPrefix sets the prefix of the names of all keys and channels in Redis. It must be the Locker's, on another Redis
 // too: [NewWorker] and core.Locker.Guard refuse another one, since workers and guards, and tools, would miss each other.
 // Default "perkey"; 1 to 64 bytes, no braces, white space or control bytes.
 func WithPrefix(prefix string) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		if !ident.ValidPrefix(prefix) {
 			return invalidOption("WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes", prefix, ident.MaxPrefixLen)
 		}
@@ -45,7 +67,7 @@ func WithPrefix(prefix string) Option {
 // "": the process is never refused, and does not protect the queue. An operator's tool uses [Open]. 1 to 64 letters,
 // digits, dots, underscores and hyphens.
 func WithService(name string) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		if !validName(name) {
 			return invalidOption("WithService(%q): want 1 to %d of A-Z a-z 0-9 . _ -", name, maxNameLen)
 		}
@@ -57,7 +79,7 @@ func WithService(name string) Option {
 // WithMaxAge sets how long after its arrival a message may be started; an older message is never
 // started, nor retried. Default 15 min; 1 ms to 366 days.
 func WithMaxAge(d time.Duration) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxAge = d
 		return checkDuration("WithMaxAge", d, time.Millisecond)
 	}
@@ -66,7 +88,7 @@ func WithMaxAge(d time.Duration) Option {
 // WithMaxPayload sets the size of the largest payload, in bytes. Default 1 MiB and 64 KiB: a
 // request's body with its headers; 1 byte to 512 MiB.
 func WithMaxPayload(n int) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxPayload = n
 		return checkCount("WithMaxPayload", n, 512<<20)
 	}
@@ -75,7 +97,7 @@ func WithMaxPayload(n int) Option {
 // WithMaxResult sets the size of the largest result, in bytes. Default 64 KiB and 4 KiB: a
 // response's body with its headers; 1 byte to 64 MiB.
 func WithMaxResult(n int) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxResult = n
 		return checkCount("WithMaxResult", n, 64<<20)
 	}
@@ -90,7 +112,7 @@ func WithMaxResult(n int) Option {
 // hold between the two. Default: the number that the queue has, and for a new one 1, or 16 with a
 // [redis.ClusterClient]; at most 1024.
 func WithPartitions(n int) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.split = n
 		return checkCount("WithPartitions", n, maxPartitions)
 	}
@@ -101,7 +123,7 @@ func WithPartitions(n int) Option {
 // longer window fresh calls wait longer if all workers are gone. Default 1 min; 100 ms to 24 h. With 0 nothing is
 // reserved, and fresh calls may overtake. All processes of a queue should have the same window.
 func WithReservationWindow(d time.Duration) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.reservationWindow = d
 		if d != 0 && (d < core.MinTTL || d > core.MaxTTL) {
 			return invalidOption("WithReservationWindow(%s): want 0, or %s to %s", d, core.MinTTL, core.MaxTTL)
@@ -115,7 +137,7 @@ func WithReservationWindow(d time.Duration) Option {
 // many moves to another node, the two nodes serve nothing else for less than 50 ms, unless keys,
 // names and principals are long and all different. [WithPartitions] makes room for more. At least 1.
 func WithMaxDepth(n int) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxDepth = n
 		return checkCount("WithMaxDepth", n, math.MaxInt32)
 	}
@@ -123,7 +145,7 @@ func WithMaxDepth(n int) Option {
 
 // WithMaxDepthPerKey sets how many messages of one key may be queued or running. Default 1000; at least 1.
 func WithMaxDepthPerKey(n int) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxDepthPerKey = n
 		return checkCount("WithMaxDepthPerKey", n, math.MaxInt32)
 	}
@@ -136,7 +158,7 @@ func WithMaxDepthPerKey(n int) Option {
 // claims nothing else meanwhile: so a message that kills its process makes no dead letters of
 // others. With 1 the first attempt is the last, and is not alone.
 func WithMaxAttempts(n int) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.maxAttempts = n
 		return checkCount("WithMaxAttempts", n, math.MaxInt32)
 	}
@@ -147,7 +169,7 @@ func WithMaxAttempts(n int) Option {
 // messages that have ended have no more room: see [WithMaxBytes]. It should be longer than the client's retries, some
 // 15 s. Default 1 h; at least 1 s, and more than two claim leases of its Workers ([WithClaimLease]).
 func WithRetention(d time.Duration) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.retention = d
 		return checkDuration("WithRetention", d, minRetention)
 	}
@@ -157,7 +179,7 @@ func WithRetention(d time.Duration) Option {
 // If it is raised, older dead letters keep a long payload only for the time that was set when they died. Default 7
 // days; at least 1 s.
 func WithDeadRetention(d time.Duration) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		q.deadRetention = d
 		return checkDuration("WithDeadRetention", d, minRetention)
 	}
@@ -166,7 +188,7 @@ func WithDeadRetention(d time.Duration) Option {
 // WithQueueObserver sets the [Observer] of the Queue, and of its Workers that have none of their own ([WithObserver]).
 // Default: [DefaultObserver], which logs warnings. Nil is a core.ErrInvalidOption.
 func WithQueueObserver(o Observer) Option {
-	return func(q *Queue) error {
+	return func(q *settings) error {
 		if nilcheck.IsNil(o) {
 			return invalidOption("WithQueueObserver(nil)")
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -21,32 +20,11 @@ import (
 //
 // The zero Queue is not useful: use [New].
 type Queue struct {
+	settings
 	rdb        redis.UniversalClient
-	name       string
-	prefix     string
-	service    string
 	store      *store.Store
 	partitions []*store.Partition // which it would make, if it were new
-	operator   bool               // made by Open
 	*agreement
-
-	maxAge         time.Duration
-	maxPayload     int
-	maxResult      int
-	maxDepth       int
-	maxDepthPerKey int
-	maxAttempts    int
-	// In bytes; 0: the default.
-	maxBytes, maxBytesPerKey, maxBytesPerPrincipal int64
-	halt                                           Halt
-	retention                                      time.Duration
-	deadRetention                                  time.Duration
-	reservationWindow                              time.Duration
-	split                                          int // into so many partitions; 0: the default
-	sealer                                         *sealer
-	observer                                       Observer
-	countMost                                      int
-
 	waits     *waits
 	workers   *workerWatch
 	recurring map[WarningKind]*recurring
@@ -68,23 +46,25 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		return nil, invalidOption("New: name %q: want 1 to %d of A-Z a-z 0-9 . _ -", name, maxNameLen)
 	}
 	q := &Queue{
-		rdb:               rdb,
-		name:              name,
-		prefix:            ident.DefaultPrefix,
-		agreement:         &agreement{reader: make(chan struct{}, 1)},
-		maxAge:            15 * time.Minute,
-		maxPayload:        1<<20 + 64<<10,
-		maxResult:         64<<10 + 4<<10,
-		maxDepth:          depthOf(rdb),
-		maxDepthPerKey:    1000,
-		maxAttempts:       5,
-		retention:         time.Hour,
-		deadRetention:     7 * 24 * time.Hour,
-		reservationWindow: time.Minute,
-		observer:          DefaultObserver(),
-		countMost:         countMost,
-		waits:             &waits{},
-		workers:           newWorkerWatch(),
+		settings: settings{
+			name:              name,
+			prefix:            ident.DefaultPrefix,
+			maxAge:            15 * time.Minute,
+			maxPayload:        1<<20 + 64<<10,
+			maxResult:         64<<10 + 4<<10,
+			maxDepth:          depthOf(rdb),
+			maxDepthPerKey:    1000,
+			maxAttempts:       5,
+			retention:         time.Hour,
+			deadRetention:     7 * 24 * time.Hour,
+			reservationWindow: time.Minute,
+			observer:          DefaultObserver(),
+			countMost:         countMost,
+		},
+		rdb:       rdb,
+		agreement: &agreement{reader: make(chan struct{}, 1)},
+		waits:     &waits{},
+		workers:   newWorkerWatch(),
 		recurring: map[WarningKind]*recurring{
 			WarnForgotten: {over: "%d dead letters were forgotten, and none for %s"},
 			WarnClockBack: {over: "the clock of redis was not set back again for %[2]s"},
@@ -94,7 +74,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		if opt == nil {
 			return nil, invalidOption("New: an option is nil")
 		}
-		if err := opt(q); err != nil {
+		if err := opt(&q.settings); err != nil {
 			return nil, err
 		}
 	}
@@ -122,12 +102,9 @@ func (q *Queue) newStore() *store.Store {
 	})
 }
 
-// validName checks the name of a queue or a service.
-func validName(name string) bool {
-	return name != "" && len(name) <= maxNameLen && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_' && r != '-'
-	})
-}
+// pollFloor is the longest time between two claims of an idle worker, in case a message is lost. It also claims three times in a claim
+// lease, so that it knows every claim before that ends.
+const pollFloor = 10 * time.Second
 
 // Name returns the queue's name, as its tickets have it.
 func (q *Queue) Name() string { return q.name }

@@ -154,3 +154,11 @@ func (q *Queue) entry(f store.Found) Entry {
 	}
 	return e
 }
+
+// open opens what is stored of a message's payload.
+func (q *Queue) open(of sealedOf, stored []byte) (trace string, payload []byte, err error) {
+	if payload, err = q.sealer.open(kindPayload, of, stored); err == nil {
+		trace, payload = splitTrace(payload)
+	}
+	return trace, payload, err
+}

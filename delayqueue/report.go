@@ -72,36 +72,6 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 	return EnqueueError
 }
 
-// starts is the event of a claim whose handler is about to be called.
-func (c *claim) starts() Started {
-	m := c.message
-	s := Started{Queue: c.queue.name, Message: m, QueuedAfter: c.stored.QueuedAfter}
-	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
-	s.Age = max(0, now.Sub(m.EnqueuedAt))
-	if due := c.stored.Due; !due.IsZero() {
-		s.Lag = max(0, now.Sub(due))
-	}
-	if !c.granted.IsZero() {
-		s.KeyWait = c.granted.Sub(c.taken)
-	}
-	return s
-}
-
-// Warning reports something that keeps a queue from working as it should. No call fails because of
-// it.
-type Warning struct {
-	// Queue is the queue's name.
-	Queue string
-	Kind  WarningKind
-	// Detail describes what was found.
-	Detail string
-	// Resolved: what an earlier Warning of this kind reported is over.
-	Resolved bool
-}
-
-// WarningKind is the kind of a [Warning].
-type WarningKind string
-
 // WarnNoWorker reports that calls are parked, and that no Worker has claimed for 30 s: none
 // runs on this queue, or [Worker.Pause] pauses it. A process that has parked a call reports it, once:
 // when it parks another one, or at a check, which it makes every 31 s while something is queued or

@@ -34,7 +34,7 @@ type resultKey struct{}
 
 // resultHolder is what a handler's ctx carries.
 type resultHolder struct {
-	worker *Worker
+	owner  any // the Worker
 	most   int
 	mu     sync.Mutex // a handler may have goroutines
 	result []byte

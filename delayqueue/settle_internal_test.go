@@ -165,7 +165,7 @@ func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
 		w := &fetcher{
 			Worker: &Worker{
 				slots: make(chan struct{}, 2), ahead: make(chan struct{}, 6), alone: make(chan struct{}, 1), stopping: make(chan struct{}),
-				queue: &Queue{maxAttempts: 1},
+				queue: &Queue{settings: settings{maxAttempts: 1}},
 			},
 			moreSlots: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
 		}

@@ -29,14 +29,6 @@ func splitTrace(stored []byte) (trace string, payload []byte) {
 	return string(rest[1:end]), rest[end:]
 }
 
-// open opens what is stored of a message's payload.
-func (q *Queue) open(of sealedOf, stored []byte) (trace string, payload []byte, err error) {
-	if payload, err = q.sealer.open(kindPayload, of, stored); err == nil {
-		trace, payload = splitTrace(payload)
-	}
-	return trace, payload, err
-}
-
 // validTrace reports whether a text is a traceparent as W3C's Trace Context has it: version, trace id, parent id and flags in lowercase
 // hexadecimal, of which the version is not ff and no id is zero.
 func validTrace(s string) bool {

@@ -87,7 +87,7 @@ func (w *Worker) tryAcquire(key string) (*core.Lease, error) {
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
 	ctx, cancel := w.under(t.ctx, c, t.lease != nil)
-	result := &resultHolder{worker: w, most: w.queue.maxResult}
+	result := &resultHolder{owner: w, most: w.queue.maxResult}
 	ctx = context.WithValue(ctx, resultKey{}, result)
 	err, started := errGoexit, false
 	defer func() { // also if the handler ends its goroutine

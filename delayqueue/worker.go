@@ -219,7 +219,7 @@ func (w *Worker) isHandler(ctx context.Context) bool {
 	r, _ := ctx.Value(resultKey{}).(*resultHolder)
 	_, parent := goroutine()
 	_, started := w.fetching.Load(parent)
-	return started || r != nil && r.worker == w
+	return started || r != nil && r.owner == w
 }
 
 // goroutine returns the numbers of this goroutine and of the one that started it, as a stack has them.
