@@ -48,7 +48,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	for i := range jobs {
 		jobs[i].ID = strings.ReplaceAll(jobs[i].ID, " ", "-")
 	}
-	stored, err := storeTogether(q.partitions[0], jobs...)
+	stored, err := storeTogether(q.manifests.partitions[0], jobs...)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redi
 	for i := range jobs {
 		jobs[i] = Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}
 	}
-	all, err := storeTogether(q.partitions[0], jobs...)
+	all, err := storeTogether(q.manifests.partitions[0], jobs...)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redi
 			return fmt.Errorf("%s: a job is refused as %q", name, s.Full)
 		}
 	}
-	if n := rdb.HLen(t.Context(), q.partitions[0].Keys[store.KeyMessages]).Val(); stored != room || int(n) != room {
+	if n := rdb.HLen(t.Context(), q.manifests.partitions[0].Keys[store.KeyMessages]).Val(); stored != room || int(n) != room {
 		return fmt.Errorf("%s: %d are stored, and redis has %d, where there is room for %d", name, stored, n, room)
 	}
 	return nil
@@ -181,7 +181,7 @@ func storesOnce(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if err := failed.Load(); err != nil {
 		return *err
 	}
-	p := q.partitions[0]
+	p := q.manifests.partitions[0]
 	stats, err := q.Stats(t.Context())
 	require.NoError(t, err)
 	if n := rdb.HLen(t.Context(), p.Keys[store.KeyMessages]).Val(); n != callers*each+1 || stats.Totals.Enqueued != n {

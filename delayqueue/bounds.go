@@ -98,7 +98,7 @@ func WithMaxBytesPerPrincipal(n int64) Option {
 
 // boundBytes sets the bounds that no option has set. A bound smaller than the largest payload is an
 // error: such a job would always be refused, and its caller told to try again.
-func (q *settings) boundBytes() error {
+func boundBytes(q *settings) error {
 	largest := int64(q.maxPayload) + int64(q.maxPayload)/4 + overhead
 	if q.maxBytes == 0 {
 		q.maxBytes = max(defaultBytes, 4*largest)
@@ -126,7 +126,7 @@ func checkBytes(name string, n int64) error {
 }
 
 // fullBecause returns the bounds of a full queue, and what to do, for an error.
-func (q *settings) fullBecause(full error) string {
+func fullBecause(q *settings, full error) string {
 	switch {
 	case errors.Is(full, ErrKeyFull):
 		return fmt.Sprintf("a key has at most %d messages and %d bytes: try again later, or raise WithMaxDepthPerKey or WithMaxBytesPerKey", q.maxDepthPerKey, q.maxBytesPerKey)

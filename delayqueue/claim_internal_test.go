@@ -39,7 +39,7 @@ func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 			runs = 0
 			for _, id := range []string{"frozen", "frozen inside", "well"} {
 				m := &store.Message{ID: id, Key: key, Attempts: 1}
-				c := w.claims.add(w.ctx, q, q.partitions[0], m, "token", time.Now().Add(time.Hour))
+				c := w.claims.add(w.ctx, q, q.manifests.partitions[0], m, "token", time.Now().Add(time.Hour))
 				frozen = c
 				if id == "frozen" {
 					freeze()
@@ -100,7 +100,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			q := testQueue(t, redistest.Embedded(t))
 			w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil }, WithConcurrency(1))
 			enqueueTest(t, q, "id", "")
-			b, err := q.partitions[0].Claim(t.Context(), "token", time.Minute, 1)
+			b, err := q.manifests.partitions[0].Claim(t.Context(), "token", time.Minute, 1)
 			require.NoError(t, err)
 			w.slots <- struct{}{}
 			for range cap(w.ahead) {
@@ -111,7 +111,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			begun := make(chan struct{})
 			go func() {
 				defer close(begun)
-				w.fetcherOf(q.partitions[0]).beginAll(b, "token", time.Now(), 0)
+				w.fetcherOf(q.manifests.partitions[0]).beginAll(b, "token", time.Now(), 0)
 			}()
 			select {
 			case <-begun:
@@ -134,7 +134,7 @@ func marksAlone(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	for _, hook := range hooks {
 		q.rdb.(*redis.Client).AddHook(hook)
 	}
-	p := q.partitions[0]
+	p := q.manifests.partitions[0]
 	enqueueTest(t, q, "id", "")
 	for try := range 3 {
 		c := claimTest(t, q, fmt.Sprint("try.", try+1), 1)[0]

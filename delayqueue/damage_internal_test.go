@@ -64,7 +64,7 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 		return q
 	}
 	q, d := queue(), damages[damage]
-	base := q.partitions[0].Keys
+	base := q.manifests.partitions[0].Keys
 	want, dead := map[string][]string{}, []string{}
 	for k := range keys {
 		key := fmt.Sprint("k", k)
@@ -76,10 +76,10 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 			}
 		}
 		if d.runs != "" {
-			require.NoError(t, rdb.HSet(t.Context(), q.partitions[0].Keys[store.KeyAttempts], key+d.runs, d.flag+"------1 0 0 0 nobody ").Err())
+			require.NoError(t, rdb.HSet(t.Context(), q.manifests.partitions[0].Keys[store.KeyAttempts], key+d.runs, d.flag+"------1 0 0 0 nobody ").Err())
 		}
 		for i, number := range d.strangers {
-			require.NoError(t, rdb.ZAdd(t.Context(), q.partitions[0].Keys[store.KeyFIFOs], scored(0, fmt.Sprint(key, "\n", number, key, "-stranger", i))).Err())
+			require.NoError(t, rdb.ZAdd(t.Context(), q.manifests.partitions[0].Keys[store.KeyFIFOs], scored(0, fmt.Sprint(key, "\n", number, key, "-stranger", i))).Err())
 		}
 		for _, id := range d.dead {
 			dead = append(dead, key+id)
@@ -173,7 +173,7 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 // allEnd waits until nothing is queued or runs, or nobody would look at what is.
 func allEnd(t *testing.T, q *Queue) error {
 	t.Helper()
-	keys := q.partitions[0].Keys
+	keys := q.manifests.partitions[0].Keys
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		tx := q.rdb.TxPipeline()
 		messages, dead := tx.HLen(t.Context(), keys[store.KeyMessages]), tx.ZCard(t.Context(), keys[store.KeyDead])

@@ -18,7 +18,7 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const keys, n, slots = 4, 2048, 4
 		q := testQueue(t, env)
-		p := q.partitions[0]
+		p := q.manifests.partitions[0]
 		for at := 0; at < n; at += store.BatchItems {
 			var batch []Job
 			for i := at; i < at+store.BatchItems; i++ {

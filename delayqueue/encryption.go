@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/perkey-go/perkey/internal/keyring"
 )
@@ -129,4 +130,33 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) (plain []byte, er
 		return nil, fmt.Errorf("delayqueue: %s of message %q: %w", kind, of.id, err)
 	}
 	return plain, nil
+}
+
+// sealed is seal for what is bounded far below what Redis takes; nil if there is none.
+func (s *sealer) sealed(kind string, of sealedOf, plain []byte) []byte {
+	if len(plain) == 0 {
+		return nil
+	}
+	stored, _ := s.seal(kind, of, plain)
+	return stored
+}
+
+// openPayload opens what is stored of a message's payload.
+func (s *sealer) openPayload(of sealedOf, stored []byte) (trace string, payload []byte, err error) {
+	if payload, err = s.open(kindPayload, of, stored); err == nil {
+		trace, payload = splitTrace(payload)
+	}
+	return trace, payload, err
+}
+
+// cause opens a cause. One that a script wrote is not sealed.
+func (s *sealer) cause(of sealedOf, cause string) string {
+	if s == nil || !strings.HasPrefix(cause, keyring.Magic) {
+		return cause
+	}
+	opened, err := s.open(kindCause, of, []byte(cause))
+	if err != nil {
+		return err.Error()
+	}
+	return string(opened)
 }

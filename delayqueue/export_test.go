@@ -48,7 +48,7 @@ var ScriptHashes = func() map[string]string {
 
 // EditRecord changes what Redis holds of a message, in the key of a queue with one partition.
 func (q *Queue) EditRecord(key, id string, edit func(string) string) error {
-	name := q.partitions[0].Base + ":" + key
+	name := q.manifests.partitions[0].Base + ":" + key
 	was, err := q.rdb.HGet(context.Background(), name, id).Result()
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func scored(score float64, member string) redis.Z { return redis.Z{Score: score,
 
 // ClaimAndDie claims all that is due as a worker that dies at once.
 func (q *Queue) ClaimAndDie(lease time.Duration) error {
-	for _, p := range q.partitions {
+	for _, p := range q.manifests.partitions {
 		if _, err := p.Claim(context.Background(), "dead-worker-"+rand.Text(), lease, store.BatchItems); err != nil {
 			return err
 		}
@@ -92,13 +92,13 @@ func (q *Queue) ToldWaiters() (n int) {
 // PassEnded lets time pass for what ended in a queue's only partition.
 func (q *Queue) PassEnded(d time.Duration) error {
 	for _, ring := range []string{"results", "made", "given"} {
-		words := strings.Fields(q.rdb.HGet(context.Background(), q.partitions[0].Keys[store.KeyCounts], ring).Val())
+		words := strings.Fields(q.rdb.HGet(context.Background(), q.manifests.partitions[0].Keys[store.KeyCounts], ring).Val())
 		for i, word := range words {
 			if n, _ := strconv.ParseInt(word, 10, 64); n > 1e12 { // a time
 				words[i] = fmt.Sprint(n - d.Milliseconds())
 			}
 		}
-		if err := q.rdb.HSet(context.Background(), q.partitions[0].Keys[store.KeyCounts], ring, strings.Join(words, " ")).Err(); err != nil {
+		if err := q.rdb.HSet(context.Background(), q.manifests.partitions[0].Keys[store.KeyCounts], ring, strings.Join(words, " ")).Err(); err != nil {
 			return err
 		}
 	}
@@ -109,13 +109,13 @@ func (q *Queue) PassEnded(d time.Duration) error {
 func (q *Queue) SetCountMost(n int) { q.countMost = n }
 
 // LookForWorkersAfter sets how soon a Queue looks for Workers after a call was parked.
-func (q *Queue) LookForWorkersAfter(d time.Duration) { q.workers.again = d }
+func (q *Queue) LookForWorkersAfter(d time.Duration) { q.reports.workers.again = d }
 
 // LooksForWorkers reports whether it is about to look.
 func (q *Queue) LooksForWorkers() bool {
-	q.workers.mu.Lock()
-	defer q.workers.mu.Unlock()
-	return len(q.workers.looking) > 0
+	q.reports.workers.mu.Lock()
+	defer q.reports.workers.mu.Unlock()
+	return len(q.reports.workers.looking) > 0
 }
 
 // Reconsider has the Worker look at a key as when its release is announced to it.

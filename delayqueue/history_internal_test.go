@@ -56,7 +56,7 @@ func (p *history) knows(id string) bool {
 // isGiven reports whether an id is known as one that a caller gave.
 func (p *history) isGiven(id string) (given bool) {
 	for i := range store.Buckets {
-		given = given || p.q.rdb.HExists(p.t.Context(), p.q.partitions[0].Keys[store.KeyEnded+store.Buckets+i], id).Val()
+		given = given || p.q.rdb.HExists(p.t.Context(), p.q.manifests.partitions[0].Keys[store.KeyEnded+store.Buckets+i], id).Val()
 	}
 	return given
 }
@@ -202,9 +202,9 @@ func (p *history) ended() error {
 		}
 	}
 	p.q.retention = 2 * time.Hour // a deployment raises it
-	p.q.store = p.q.newStore()
-	p.q.partitions = p.q.store.Partitions(1)
-	p.q.manifest.Store(nil)
+	p.q.store = newStore(p.q.rdb, p.q.manifests, p.q.reports)
+	p.q.manifests.partitions = p.q.store.Partitions(1)
+	p.q.manifests.known.Store(nil)
 	if _, err := p.run(Job{ID: "more"}, outcome{end: store.Finished}); err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (p *history) dead() error {
 func (p *history) purge() error {
 	_, err := p.q.PurgeAll(p.t.Context(), Filter{})
 	require.NoError(p.t, err)
-	part := p.q.partitions[0]
+	part := p.q.manifests.partitions[0]
 	left, err := p.q.rdb.HGet(p.t.Context(), part.Keys[store.KeyCounts], "letters").Result()
 	require.NoError(p.t, err)
 	sums, err := p.q.rdb.Exists(p.t.Context(), part.Keys[store.KeyLoads], part.Keys[store.KeyLetters]).Result()
@@ -365,10 +365,10 @@ func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
 			_, err := p.dies("", "pay", "mallory", 0)
 			require.NoError(t, err)
 		}
-		keys := q.partitions[0].Keys
+		keys := q.manifests.partitions[0].Keys
 		require.NoError(t, q.rdb.HSet(t.Context(), keys[store.KeyCounts], "letters", q.maxBytes).Err())
 		require.NoError(t, q.rdb.Del(t.Context(), keys[store.KeyLoads], keys[store.KeyLetters]).Err())
-		b, err := q.partitions[0].Claim(t.Context(), "another.1", time.Minute, 1)
+		b, err := q.manifests.partitions[0].Claim(t.Context(), "another.1", time.Minute, 1)
 		require.NoError(t, err)
 		require.Greater(t, b.Wait, time.Second)
 		s, err := q.Stats(t.Context())

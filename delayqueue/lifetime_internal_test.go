@@ -25,7 +25,7 @@ func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
 				_, err := q.Enqueue(t.Context(), Job{ID: id, Key: "key " + id, MaxAge: age})
 				require.NoError(t, err)
 			}
-			p := q.partitions[0]
+			p := q.manifests.partitions[0]
 			enqueue("longest", 30*24*time.Hour)
 			for i := range others {
 				enqueue(fmt.Sprint(i), time.Hour)

@@ -91,9 +91,9 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 // paged returns the manifest for a page of a list, read anew for the first page.
 func (q *Queue) paged(ctx context.Context, op, cursor string) (*manifest, error) {
 	if cursor == "" {
-		return q.reread(ctx, op)
+		return q.manifests.reread(ctx, op)
 	}
-	return q.agreed(ctx, op)
+	return q.manifests.agreed(ctx, op)
 }
 
 // listed are the states that have lists.

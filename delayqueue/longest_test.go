@@ -164,7 +164,7 @@ func newLongQueue(t *testing.T, rdb redis.UniversalClient, opts ...Option) *long
 	t.Helper()
 	q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20), WithMaxBytes(1 << 33)}, opts...)...)
 	require.NoError(t, err)
-	return &longQueue{Queue: q, t: t, p: q.partitions[0]}
+	return &longQueue{Queue: q, t: t, p: q.manifests.partitions[0]}
 }
 
 // keysOf are as many keys as a call takes messages.

@@ -25,16 +25,18 @@ type manifest struct {
 	read       time.Time
 }
 
-// agreement is what a Queue knows of its manifest.
-type agreement struct {
-	manifest  atomic.Pointer[manifest] // nil until it was read
-	reader    chan struct{}            // holds one while it is read
-	rereading atomic.Bool              // beside the commands
-	size      int                      // how many partitions it works with; 0: not known yet. Who holds reader may use it
-	madeMu    sync.Mutex
-	made      []*store.Partition // other than New made
-	delayTold sync.Once
-	listed    atomic.Bool // its name is among those of the prefix
+// manifests are a Queue's: what it knows of its manifest, and how it reads and writes it.
+type manifests struct {
+	*settings
+	store      *store.Store
+	partitions []*store.Partition       // those of a new queue
+	known      atomic.Pointer[manifest] // nil until it was read
+	reader     chan struct{}            // holds one while it is read
+	rereading  atomic.Bool              // beside the commands
+	size       int                      // how many partitions it works with; 0: not known yet. Who holds reader may use it
+	madeMu     sync.Mutex
+	made       []*store.Partition // other than partitions
+	listed     atomic.Bool        // its name is among those of the prefix
 }
 
 const (
@@ -53,7 +55,7 @@ const (
 func (m *manifest) of(key, id string) *store.Partition { return store.Of(m.partitions, key, id) }
 
 // sized returns the queue's partitions if they are so many, and makes them if they were not made before.
-func (q *Queue) sized(n int) []*store.Partition {
+func (q *manifests) sized(n int) []*store.Partition {
 	if n == len(q.partitions) {
 		return q.partitions
 	}
@@ -66,8 +68,8 @@ func (q *Queue) sized(n int) []*store.Partition {
 }
 
 // agreed returns the queue's manifest. It reads it from Redis at first, and from time to time.
-func (q *Queue) agreed(ctx context.Context, op string) (*manifest, error) {
-	m := q.manifest.Load()
+func (q *manifests) agreed(ctx context.Context, op string) (*manifest, error) {
+	m := q.known.Load()
 	if m == nil {
 		return q.reread(ctx, op)
 	}
@@ -88,7 +90,7 @@ func (q *Queue) agreed(ctx context.Context, op string) (*manifest, error) {
 
 // reread reads the manifest: read → write it if there is none, or lacks what this process adds.
 // Callers that arrive meanwhile share the result.
-func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
+func (q *manifests) reread(ctx context.Context, op string) (*manifest, error) {
 	asked := time.Now()
 	select {
 	case q.reader <- struct{}{}:
@@ -96,7 +98,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 	case <-ctx.Done():
 		return nil, store.Left(ctx, op)
 	}
-	if m := q.manifest.Load(); m != nil && m.read.After(asked) {
+	if m := q.known.Load(); m != nil && m.read.After(asked) {
 		return m, nil
 	}
 	var change []any // of what was read
@@ -108,13 +110,13 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 		}
 		if err != nil {
 			if isRefusal(err) {
-				q.manifest.Store(nil)
+				q.known.Store(nil)
 			}
 			return nil, err
 		}
 		if len(change) == 0 {
 			m.read, q.size = began, len(m.partitions)
-			q.manifest.Store(m)
+			q.known.Store(m)
 			return m, nil
 		}
 		change = slices.Insert(change, 0, any(m.revision))
@@ -123,7 +125,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 }
 
 // due returns what is to be set in a manifest before it is used, or why this process must not use the queue.
-func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, err error) {
+func (q *manifests) due(ctx context.Context, op string, m *manifest) (change []any, err error) {
 	switch {
 	case m.partitions != nil:
 		err = q.refuses(op, m)
@@ -136,7 +138,7 @@ func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, 
 	q.enlist(ctx, m)
 	if m.partitions == nil {
 		change = append(change, "layout", layoutVersion, "partitions", cmp.Or(q.size, len(q.partitions)))
-		if was := q.manifest.Load(); was != nil && was.encrypted {
+		if was := q.known.Load(); was != nil && was.encrypted {
 			change = append(change, "encrypted", "1")
 		}
 		if q.service != "" {
@@ -158,13 +160,13 @@ func (q *Queue) due(ctx context.Context, op string, m *manifest) (change []any, 
 
 // callManifest reads the manifest. With a revision, fields and values it first sets them, if that
 // is still the revision.
-func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*manifest, error) {
+func (q *manifests) callManifest(ctx context.Context, op string, change ...any) (*manifest, error) {
 	reply, err := q.store.Manifest(ctx, q.manifestKey(), change...)
 	return q.readManifest(ctx, op, reply, err)
 }
 
 // readManifest reads what Redis has of the manifest.
-func (q *Queue) readManifest(ctx context.Context, op string, reply []string, err error) (*manifest, error) {
+func (q *manifests) readManifest(ctx context.Context, op string, reply []string, err error) (*manifest, error) {
 	other := func(format string, args ...any) error {
 		return fmt.Errorf("delayqueue: %s in %q: %w: %s of %s", op, q.name, ErrOtherLayout, fmt.Sprintf(format, args...), q.manifestKey())
 	}
@@ -189,10 +191,12 @@ func (q *Queue) readManifest(ctx context.Context, op string, reply []string, err
 	return m, nil
 }
 
-func (q *Queue) manifestKey() string { return fmt.Sprintf("%s:queue:{%s}:manifest", q.prefix, q.name) }
+func (q *manifests) manifestKey() string {
+	return fmt.Sprintf("%s:queue:{%s}:manifest", q.prefix, q.name)
+}
 
 // refuses returns why this process must not use the queue, or nil.
-func (q *Queue) refuses(op string, m *manifest) error {
+func (q *manifests) refuses(op string, m *manifest) error {
 	if m.service != "" && q.service != "" && m.service != q.service {
 		return fmt.Errorf("delayqueue: %s in %q: %w: it is of service %q, and this process is %q (WithService): give this one's queue another name "+
 			"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
@@ -207,7 +211,7 @@ func (q *Queue) refuses(op string, m *manifest) error {
 
 // lacksKeys returns why this process must neither store nor run messages, though it may operate the
 // queue, or nil.
-func (q *Queue) lacksKeys(op string, m *manifest) error {
+func (q *manifests) lacksKeys(op string, m *manifest) error {
 	if q.operator {
 		return q.operatorOnly(op)
 	}
@@ -224,7 +228,7 @@ func isRefusal(err error) bool {
 
 // checkUnsealed fails if the queue has messages that were stored before it was encrypted, and that
 // this process would not open.
-func (q *Queue) checkUnsealed(ctx context.Context, op string, m *manifest) error {
+func (q *manifests) checkUnsealed(ctx context.Context, op string, m *manifest) error {
 	if q.sealer.ring.AcceptsUnsealed() {
 		return nil
 	}

@@ -59,7 +59,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 	} {
 		q, err := New(rdb, fmt.Sprint("q", i), WithMaxBytes(1<<30), WithMaxBytesPerKey(1<<30), WithMaxDepthPerKey(messages))
 		require.NoError(t, err)
-		p := q.partitions[0]
+		p := q.manifests.partitions[0]
 		_, err = q.Enqueue(t.Context(), Job{})
 		require.NoError(t, err)
 		_, err = settleOnce(claimTest(t, q, "first.1", 1)[0], outcome{end: store.Finished}) // the scripts take memory too

@@ -43,9 +43,9 @@ func (m *model) enqueue() error {
 		x.till = time.Now().Add(job.MaxAge)
 	}
 	since := m.q.rdb.Time(context.Background()).Val()
-	_, err := storeTogether(m.q.partitions[0], job)
+	_, err := storeTogether(m.q.manifests.partitions[0], job)
 	if err == nil && m.happened["postponed"] > postponed {
-		due := m.q.rdb.ZScore(context.Background(), m.q.partitions[0].Keys[store.KeyWaiting], store.MemberOf(x.id, x.key)).Val()
+		due := m.q.rdb.ZScore(context.Background(), m.q.manifests.partitions[0].Keys[store.KeyWaiting], store.MemberOf(x.id, x.key)).Val()
 		if till := float64(since.Add(modelLater).UnixMilli()); due < till {
 			return violated("message %s is due %.0f ms too soon: it is put off", x.id, till-due)
 		}
@@ -107,7 +107,7 @@ func (m *model) look() (store.Batch, error) {
 }
 
 func (m *model) claimAs(token string, n int) (store.Batch, error) {
-	return m.q.partitions[0].Claim(context.Background(), token, time.Hour, n)
+	return m.q.manifests.partitions[0].Claim(context.Background(), token, time.Hour, n)
 }
 
 func (m *model) take(n int) (claims []*claim, err error) {
@@ -337,7 +337,7 @@ func (m *model) stray() error {
 		return nil
 	}
 	c := m.lost[m.rng.IntN(len(m.lost))]
-	held, err := m.q.partitions[0].Extend(context.Background(), m.q.rdb, time.Hour, false, c.stored)
+	held, err := m.q.manifests.partitions[0].Extend(context.Background(), m.q.rdb, time.Hour, false, c.stored)
 	if err != nil {
 		return err
 	}
@@ -358,7 +358,7 @@ func (m *model) expire() error {
 	if x == nil {
 		return nil
 	}
-	if err := m.q.rdb.ZAdd(context.Background(), m.q.partitions[0].Keys[store.KeyRunning], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err(); err != nil {
+	if err := m.q.rdb.ZAdd(context.Background(), m.q.manifests.partitions[0].Keys[store.KeyRunning], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err(); err != nil {
 		return err
 	}
 	b, err := m.look()
@@ -377,7 +377,7 @@ func (m *model) expire() error {
 
 func (m *model) wake() error {
 	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
-	found, err := m.q.partitions[0].Wake(context.Background(), []string{key}, true)
+	found, err := m.q.manifests.partitions[0].Wake(context.Background(), []string{key}, true)
 	if err != nil {
 		return err
 	}
@@ -414,7 +414,7 @@ func (m *model) cancel() error {
 		return nil
 	}
 	x := m.all[m.rng.IntN(len(m.all))]
-	cancelled, err := m.q.partitions[0].Cancel(context.Background(), x.id)
+	cancelled, err := m.q.manifests.partitions[0].Cancel(context.Background(), x.id)
 	if err != nil {
 		return err
 	}
@@ -438,7 +438,7 @@ func (m *model) age() error {
 	if x == nil || x.tooOld {
 		return nil
 	}
-	p := m.q.partitions[0]
+	p := m.q.manifests.partitions[0]
 	m.happened["aged"]++
 	x.tooOld, x.till = true, time.Time{}
 	if err := ageRecord(m.q, x.id); err != nil || m.rng.IntN(2) == 0 {
@@ -449,7 +449,7 @@ func (m *model) age() error {
 
 // ageRecord makes a message too old.
 func ageRecord(q *Queue, id string) error {
-	p := q.partitions[0]
+	p := q.manifests.partitions[0]
 	rec, err := q.rdb.HGet(context.Background(), p.Keys[store.KeyMessages], id).Result()
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ func (m *model) redrive() error {
 		return nil
 	}
 	if x := m.all[m.rng.IntN(len(m.all))]; x.state != StateDead {
-		_, err := m.q.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id}) // changes nothing
+		_, err := m.q.manifests.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id}) // changes nothing
 		return err
 	}
 	return nil
@@ -27,7 +27,7 @@ func (m *model) redriveLetter(x *modelMessage) error {
 	if err := m.joined(); err != nil {
 		return err
 	}
-	words, err := m.q.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id})
+	words, err := m.q.manifests.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id})
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (m *model) purge() error {
 }
 
 func (m *model) purgeLetter(x *modelMessage) error {
-	purged, err := m.q.partitions[0].Purge(context.Background(), store.Letter{ID: x.id})
+	purged, err := m.q.manifests.partitions[0].Purge(context.Background(), store.Letter{ID: x.id})
 	if err != nil {
 		return err
 	}

@@ -170,7 +170,7 @@ func (m *model) joined() error {
 	pipe, places := m.q.rdb.Pipeline(), map[*modelMessage]*redis.FloatCmd{}
 	for _, x := range m.all {
 		if x.delayed && x.key != "" && !x.later && !x.state.Ended() {
-			places[x] = pipe.ZScore(context.Background(), m.q.partitions[0].Keys[store.KeyFIFOs], x.key+map[bool]string{false: "\n~", true: "\n\x7f"}[x.quiet]+x.id)
+			places[x] = pipe.ZScore(context.Background(), m.q.manifests.partitions[0].Keys[store.KeyFIFOs], x.key+map[bool]string{false: "\n~", true: "\n\x7f"}[x.quiet]+x.id)
 		}
 	}
 	if len(places) == 0 {
@@ -198,10 +198,10 @@ func (m *model) compare(all bool) error {
 	looks := map[*modelMessage]*store.Lookup{}
 	for _, x := range m.all {
 		if all || !x.state.Ended() || m.rng.IntN(10) == 0 {
-			looks[x] = m.q.partitions[0].LookUp(context.Background(), pipe, x.id, true)
+			looks[x] = m.q.manifests.partitions[0].LookUp(context.Background(), pipe, x.id, true)
 		}
 	}
-	p, now, needed := m.q.partitions[0], time.Now(), time.Duration(0)
+	p, now, needed := m.q.manifests.partitions[0], time.Now(), time.Duration(0)
 	for _, x := range m.all {
 		needed = max(needed, x.till.Sub(now))
 	}
@@ -238,7 +238,7 @@ func (m *model) compare(all bool) error {
 
 // pass lets time pass until all that waits is due.
 func (m *model) pass() error {
-	p := m.q.partitions[0]
+	p := m.q.manifests.partitions[0]
 	for _, x := range m.all {
 		if x.state == StateQueued && x.later {
 			m.passed++
@@ -253,7 +253,7 @@ func (m *model) pass() error {
 
 // drain runs what is left to its end.
 func (m *model) drain() error {
-	p := m.q.partitions[0]
+	p := m.q.manifests.partitions[0]
 	for range 50 {
 		for _, x := range m.all {
 			switch {
@@ -290,7 +290,7 @@ func (m *model) drain() error {
 
 // isEmpty returns what is left in Redis of messages that have ended.
 func (m *model) isEmpty() error {
-	p := m.q.partitions[0]
+	p := m.q.manifests.partitions[0]
 	for _, set := range []int{store.KeyWaiting, store.KeyRunning, store.KeyFIFOs} {
 		left, err := m.q.rdb.ZRange(context.Background(), p.Keys[set], 0, -1).Result()
 		if err != nil {

@@ -23,7 +23,7 @@ type inRedis struct {
 func (s inRedis) hash(key int) map[string]string { return s.hashes[key].Val() }
 
 func (m *model) inRedis() (inRedis, error) {
-	ctx, p := context.Background(), m.q.partitions[0]
+	ctx, p := context.Background(), m.q.manifests.partitions[0]
 	pipe, s := m.q.rdb.Pipeline(), inRedis{hashes: map[int]*redis.MapStringStringCmd{}, payloads: map[string]*redis.IntCmd{}}
 	for _, key := range []int{store.KeyMessages, store.KeyDeadLetters, store.KeyUses, store.KeyAttempts, store.KeyCounts, store.KeyHalts} {
 		s.hashes[key] = pipe.HGetAll(ctx, p.Keys[key])

@@ -141,11 +141,11 @@ func TestClock_MutantsAreCaught(t *testing.T) {
 			q, err := New(rdb, "q")
 			require.NoError(t, err)
 			enqueueTest(t, q, "lost", "")
-			_, err = q.partitions[0].Claim(t.Context(), "dead.1", time.Second, 1)
+			_, err = q.manifests.partitions[0].Claim(t.Context(), "dead.1", time.Second, 1)
 			require.NoError(t, err)
 			server.SetClock(t, -time.Hour)
 			for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-				b, err := q.partitions[0].Claim(t.Context(), "worker", time.Minute, 1)
+				b, err := q.manifests.partitions[0].Claim(t.Context(), "worker", time.Minute, 1)
 				require.NoError(t, err)
 				require.False(t, len(b.Messages) > 0 && wasSetBack(q), "not caught")
 			}
@@ -154,7 +154,7 @@ func TestClock_MutantsAreCaught(t *testing.T) {
 }
 
 func wasSetBack(q *Queue) bool {
-	r := q.recurring[WarnClockBack]
+	r := q.reports.recurring[WarnClockBack]
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.n > 0

@@ -51,20 +51,20 @@ func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]In
 	var keys []string
 	for _, name := range names {
 		if q, err := New(rdb, name, WithPrefix(prefix), forOperator); err == nil { // else it is somebody else's entry
-			queues, keys = append(queues, q), append(keys, q.manifestKey())
+			queues, keys = append(queues, q), append(keys, q.manifests.manifestKey())
 		}
 	}
 	replies, errs := store.New(store.Settings{Client: rdb}).Manifests(bounded, keys)
 	var all []Info
 	for i, q := range queues {
-		m, err := q.readManifest(ctx, "queues", replies[i], errs[i])
+		m, err := q.manifests.readManifest(ctx, "queues", replies[i], errs[i])
 		switch {
 		case errors.Is(err, ErrOtherLayout):
 			all = append(all, Info{Name: q.name, Err: err})
 		case err != nil:
 			return nil, err
 		case m.partitions != nil: // else its first process died before it wrote the manifest, or somebody removed it
-			all = append(all, q.info(m))
+			all = append(all, q.manifests.info(m))
 		}
 	}
 	return all, nil
@@ -87,7 +87,7 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, opts ...O
 	if err != nil {
 		return nil, err
 	}
-	if _, err := q.reread(ctx, "open"); err != nil {
+	if _, err := q.manifests.reread(ctx, "open"); err != nil {
 		return nil, err
 	}
 	return q, nil
@@ -95,14 +95,14 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, opts ...O
 
 // Info returns what the queue's manifest says. It takes a round trip.
 func (q *Queue) Info(ctx context.Context) (Info, error) {
-	m, err := q.reread(ctx, "info")
+	m, err := q.manifests.reread(ctx, "info")
 	if err != nil {
 		return Info{Name: q.name}, err
 	}
-	return q.info(m), nil
+	return q.manifests.info(m), nil
 }
 
-func (q *Queue) info(m *manifest) Info {
+func (q *manifests) info(m *manifest) Info {
 	return Info{Name: q.name, Service: m.service, Partitions: len(m.partitions), Encrypted: m.encrypted}
 }
 
@@ -115,7 +115,7 @@ func forOperator(q *settings) error {
 	return nil
 }
 
-func (q *Queue) operatorOnly(op string) error {
+func (q *manifests) operatorOnly(op string) error {
 	return fmt.Errorf("delayqueue: %s in %q: %w: use New", op, q.name, ErrOperator)
 }
 
@@ -126,7 +126,7 @@ func namesKey(prefix string) string { return prefix + ":queue:names" }
 // enlist adds the queue to the names of its prefix, once, before its manifest is written. If that
 // fails, except for lack of rights, it is tried again when the manifest is next read. Only the
 // first process of the queue waits for it.
-func (q *Queue) enlist(ctx context.Context, m *manifest) {
+func (q *manifests) enlist(ctx context.Context, m *manifest) {
 	if m.revision == "" {
 		q.enlistNow(ctx)
 	} else if !q.listed.Load() {
@@ -134,9 +134,9 @@ func (q *Queue) enlist(ctx context.Context, m *manifest) {
 	}
 }
 
-func (q *Queue) enlistNow(ctx context.Context) {
+func (q *manifests) enlistNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, store.CommandTimeout)
 	defer cancel()
-	err := q.rdb.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err()
+	err := q.store.Client.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err()
 	q.listed.Store(err == nil || redis.HasErrorPrefix(err, "NOPERM "))
 }

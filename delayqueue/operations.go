@@ -54,7 +54,7 @@ func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, matc
 func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *store.Partition, batch []Entry) error, looked func(n int, took time.Duration) error,
 ) error {
-	m, err := q.reread(ctx, op)
+	m, err := q.manifests.reread(ctx, op)
 	if err != nil {
 		return err
 	}

@@ -38,11 +38,13 @@ func (q *Queue) Resume(ctx context.Context) error {
 
 // wakeAll wakes the workers for all partitions. A worker that misses the message claims within 10 s
 // anyway.
-func (q *Queue) wakeAll(ctx context.Context) { _ = q.rdb.Publish(ctx, q.wakeChannel(), "").Err() }
+func (q *Queue) wakeAll(ctx context.Context) {
+	_ = q.rdb.Publish(ctx, wakeChannel(&q.settings), "").Err()
+}
 
 // pause pauses all partitions for d; zero resumes them.
 func (q *Queue) pause(ctx context.Context, op string, d time.Duration) error {
-	m, err := q.reread(ctx, op)
+	m, err := q.manifests.reread(ctx, op)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func newLongTest(t *testing.T, env *redistest.Env, opts ...Option) *longTest {
 	t.Helper()
 	q, err := New(env.Client(t), "q", append(opts, WithPrefix(env.Prefix))...)
 	require.NoError(t, err)
-	return &longTest{q, t, q.partitions[0]}
+	return &longTest{q, t, q.manifests.partitions[0]}
 }
 
 func (q *longTest) add(job Job) {
@@ -207,7 +207,7 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 		}
 		require.Greater(t, records, 1<<20)
 		require.Less(t, records, 2<<20+200<<10)
-		require.Equal(t, store.MaxInlineFull, testQueueOf(t, q.Queue).partitions[0].Inline())
+		require.Equal(t, store.MaxInlineFull, testQueueOf(t, q.Queue).manifests.partitions[0].Inline())
 		for _, i := range []int{0, messages - 1} {
 			stored, err := q.Payload(t.Context(), fmt.Sprint(i))
 			require.NoError(t, err)

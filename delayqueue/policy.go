@@ -71,9 +71,9 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}
 	job.Coalesce, job.QuietPeriod, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
-	ctx, job.Trace = p.queue.reportEnqueuing(ctx, job)
+	ctx, job.Trace = p.queue.reports.enqueuing(ctx, job)
 	receipt, err := p.queue.park(ctx, &job)
-	p.queue.reportEnqueue(ctx, job, receipt, err, began)
+	p.queue.reports.enqueued(ctx, job, receipt, err, began)
 	if err != nil {
 		return core.Reject(), err
 	}

@@ -21,13 +21,11 @@ import (
 // The zero Queue is not useful: use [New].
 type Queue struct {
 	settings
-	rdb        redis.UniversalClient
-	store      *store.Store
-	partitions []*store.Partition // which it would make, if it were new
-	*agreement
+	rdb       redis.UniversalClient
+	store     *store.Store
+	manifests *manifests
+	reports   *reporter
 	waits     *waits
-	workers   *workerWatch
-	recurring map[WarningKind]*recurring
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. All Queues with one name and prefix
@@ -61,14 +59,8 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 			observer:          DefaultObserver(),
 			countMost:         countMost,
 		},
-		rdb:       rdb,
-		agreement: &agreement{reader: make(chan struct{}, 1)},
-		waits:     &waits{},
-		workers:   newWorkerWatch(),
-		recurring: map[WarningKind]*recurring{
-			WarnForgotten: {over: "%d dead letters were forgotten, and none for %s"},
-			WarnClockBack: {over: "the clock of redis was not set back again for %[2]s"},
-		},
+		rdb:   rdb,
+		waits: &waits{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -78,17 +70,19 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 			return nil, err
 		}
 	}
-	if err := q.boundBytes(); err != nil {
+	if err := boundBytes(&q.settings); err != nil {
 		return nil, err
 	}
-	q.store = q.newStore()
-	q.size, q.partitions = q.split, q.store.Partitions(cmp.Or(q.split, splitOf(rdb)))
+	q.reports = newReporter(name, q.observer)
+	q.manifests = &manifests{settings: &q.settings, reader: make(chan struct{}, 1), size: q.split}
+	q.store = newStore(rdb, q.manifests, q.reports)
+	q.manifests.store, q.manifests.partitions = q.store, q.store.Partitions(cmp.Or(q.split, splitOf(rdb)))
 	return q, nil
 }
 
-func (q *Queue) newStore() *store.Store {
+func newStore(rdb redis.UniversalClient, q *manifests, r *reporter) *store.Store {
 	return store.New(store.Settings{
-		Client: q.rdb, Prefix: q.prefix, Name: q.name, Retention: q.retention, DeadRetention: q.deadRetention,
+		Client: rdb, Prefix: q.prefix, Name: q.name, Retention: q.retention, DeadRetention: q.deadRetention,
 		MaxDepth: q.maxDepth, MaxDepthPerKey: q.maxDepthPerKey,
 		MaxBytes: q.maxBytes, MaxBytesPerKey: q.maxBytesPerKey, MaxBytesPerPrincipal: q.maxBytesPerPrincipal,
 		Begin: func(ctx context.Context) error {
@@ -98,7 +92,7 @@ func (q *Queue) newStore() *store.Store {
 			}
 			return q.lacksKeys("enqueue", m)
 		},
-		Idle: q.noteClaim, Forgotten: q.noteForgotten, SetBack: q.noteSetBack,
+		Idle: r.noteClaim, Forgotten: r.noteForgotten, SetBack: r.noteSetBack,
 	})
 }
 
@@ -133,10 +127,10 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
 	if job.fresh = job.ID == ""; job.fresh {
 		job.ID = ident.Random(16)
 	}
-	ctx, job.Trace = q.reportEnqueuing(ctx, job)
+	ctx, job.Trace = q.reports.enqueuing(ctx, job)
 	receipt, err := q.enqueue(ctx, job)
 	receipt.Stored, receipt.over = receipt.Stored || job.fresh && err == nil, false // nobody else has the id
-	q.reportEnqueue(ctx, job, receipt, err, began)
+	q.reports.enqueued(ctx, job, receipt, err, began)
 	return receipt, err
 }
 
@@ -148,7 +142,7 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 		return Receipt{}, err
 	}
 	if left := job.MaxAge - job.Delay; job.Delay > 0 && left < min(pollFloor, job.MaxAge/10) { // a busy Worker may be as late
-		q.delayTold.Do(func() {
+		q.reports.delayTold.Do(func() {
 			slog.Warn("delayqueue: a job's Delay is just below its MaxAge, so it may expire before a worker is free to run it: raise its MaxAge",
 				slog.String("queue", q.name), slog.String("name", job.Name), slog.Duration("delay", job.Delay), slog.Duration("max_age", job.MaxAge))
 		})
@@ -160,9 +154,9 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 	if err != nil {
 		return Receipt{}, err
 	}
-	m, err := q.agreed(ctx, "enqueue")
+	m, err := q.manifests.agreed(ctx, "enqueue")
 	if err == nil {
-		err = q.lacksKeys("enqueue", m)
+		err = q.manifests.lacksKeys("enqueue", m)
 	}
 	if err != nil {
 		return Receipt{}, err
@@ -174,9 +168,9 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 	case err != nil:
 		return Receipt{}, err
 	case stored.Full == store.KeyFull:
-		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q for key %q: %w: %s", q.name, job.Key, full, q.fullBecause(full))
+		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q for key %q: %w: %s", q.name, job.Key, full, fullBecause(&q.settings, full))
 	case full != nil:
-		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q: %w: %s", q.name, full, q.fullBecause(full))
+		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q: %w: %s", q.name, full, fullBecause(&q.settings, full))
 	}
 	return Receipt{core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: stored.Expires}, stored.Now, stored.Over}, nil
 }
@@ -209,7 +203,7 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 
 // mayRun reports whether a message of a key runs, or could run now: if so the key stays reserved.
 func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
-	m, err := q.agreed(ctx, "look at a key")
+	m, err := q.manifests.agreed(ctx, "look at a key")
 	if err != nil {
 		return false, err
 	}
@@ -217,7 +211,8 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 	return err == nil && found[0] != store.WakeNone && found[0] != store.WakeHalt, err
 }
 
-func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }
+// wakeChannel is the channel on which the scripts publish what workers may claim.
+func wakeChannel(q *settings) string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }
 
 // endedChannel is the channel on which the scripts publish the messages that have ended, while a call waits for one.
-func (q *Queue) endedChannel() string { return fmt.Sprintf("%s:queue:{%s}:ended", q.prefix, q.name) }
+func endedChannel(q *settings) string { return fmt.Sprintf("%s:queue:{%s}:ended", q.prefix, q.name) }

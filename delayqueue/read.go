@@ -3,24 +3,22 @@ package delayqueue
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
-	"github.com/perkey-go/perkey/internal/keyring"
 )
 
 // find looks a message up, also a dead letter whose id no job could have. Which partition has it
 // depends on its key, which the caller does not know: all are asked at once.
 func (q *Queue) find(ctx context.Context, op, id string) (store.Found, *store.Partition, error) {
-	m, err := q.agreed(ctx, op)
+	m, err := q.manifests.agreed(ctx, op)
 	if err != nil {
 		return store.Found{}, nil, err
 	}
 	s, p, err := q.store.Find(ctx, op, m.partitions, id)
 	if p == nil && err == nil && time.Since(m.read) > manifestKnows { // Redis may have lost it, and the queue was begun anew
 		was := m
-		if m, err = q.reread(ctx, op); err == nil && len(m.partitions) != len(was.partitions) {
+		if m, err = q.manifests.reread(ctx, op); err == nil && len(m.partitions) != len(was.partitions) {
 			s, p, err = q.store.Find(ctx, op, m.partitions, id)
 		}
 	}
@@ -36,20 +34,8 @@ func (q *Queue) status(f store.Found) Status {
 		ID: f.ID, Key: f.Key, Name: f.Name, Principal: f.Principal, State: states[f.State], Attempts: f.Attempts, Conflicts: f.Conflicts,
 		Losses: f.Losses, EnqueuedAt: f.EnqueuedAt, ExpiresAt: f.ExpiresAt, SupersededBy: f.SupersededBy,
 	}
-	s.Cause = q.cause(sealedOf{f.ID, f.Key, f.Name, f.Principal}, f.Cause)
+	s.Cause = q.sealer.cause(sealedOf{f.ID, f.Key, f.Name, f.Principal}, f.Cause)
 	return s
-}
-
-// cause opens the cause in a status. One that a script wrote is not sealed.
-func (q *Queue) cause(of sealedOf, cause string) string {
-	if q.sealer == nil || !strings.HasPrefix(cause, keyring.Magic) {
-		return cause
-	}
-	opened, err := q.sealer.open(kindCause, of, []byte(cause))
-	if err != nil {
-		return err.Error()
-	}
-	return string(opened)
 }
 
 // Status returns where a message is in its life. For an id that was never stored, or is no longer
@@ -110,7 +96,7 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, payload, err = q.open(sealedOf{id, s.Key, s.Name, s.Principal}, payload)
+	_, payload, err = q.sealer.openPayload(sealedOf{id, s.Key, s.Name, s.Principal}, payload)
 	return payload, err
 }
 
@@ -153,12 +139,4 @@ func (q *Queue) entry(f store.Found) Entry {
 	default:
 	}
 	return e
-}
-
-// open opens what is stored of a message's payload.
-func (q *Queue) open(of sealedOf, stored []byte) (trace string, payload []byte, err error) {
-	if payload, err = q.sealer.open(kindPayload, of, stored); err == nil {
-		trace, payload = splitTrace(payload)
-	}
-	return trace, payload, err
 }

@@ -29,18 +29,18 @@ type recurring struct {
 }
 
 // noteForgotten warns of dead letters that were forgotten, the last of a name.
-func (q *Queue) noteForgotten(n int, name string) {
+func (q *reporter) noteForgotten(n int, name string) {
 	q.found(WarnForgotten, n, fmt.Sprintf("dead letters take more than half of WithMaxBytes, so the oldest are forgotten, now of %q: "+
 		"redrive or purge some, or raise WithMaxBytes", name))
 }
 
 // noteSetBack warns of a clock that was set back.
-func (q *Queue) noteSetBack(ahead time.Duration) {
+func (q *reporter) noteSetBack(ahead time.Duration) {
 	q.found(WarnClockBack, 1, fmt.Sprintf("the clock of redis was set back: the queue goes on, and the times that it tells are ahead of that clock by %s", ahead))
 }
 
 // found opens a warning, or notes that what it reports goes on. It does not wait for an observer.
-func (q *Queue) found(kind WarningKind, n int, detail string) {
+func (q *reporter) found(kind WarningKind, n int, detail string) {
 	r := q.recurring[kind]
 	r.mu.Lock()
 	first := r.n == 0
@@ -54,7 +54,7 @@ func (q *Queue) found(kind WarningKind, n int, detail string) {
 }
 
 // lookAgain resolves a warning if nothing was found for long enough, or looks again.
-func (q *Queue) lookAgain(kind WarningKind) {
+func (q *reporter) lookAgain(kind WarningKind) {
 	r := q.recurring[kind]
 	r.mu.Lock()
 	n, left := r.n, time.Until(r.until)
@@ -69,7 +69,7 @@ func (q *Queue) lookAgain(kind WarningKind) {
 	q.warn(Warning{Kind: kind, Resolved: true, Detail: fmt.Sprintf(r.over, n, recurringOpen)})
 }
 
-func (q *Queue) warn(w Warning) {
+func (q *reporter) warn(w Warning) {
 	w.Queue = q.name
 	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), w) })
 }

@@ -44,19 +44,19 @@ func TestRecurring_IsOverAfterAMinuteWithout(t *testing.T) {
 				require.Contains(t, seen.told[n-1].Detail, detail)
 			}
 		}
-		q.noteSetBack(time.Hour)
+		q.reports.noteSetBack(time.Hour)
 		told(1, false, "ahead of that clock by 1h0m0s")
 		time.Sleep(40 * time.Second)
-		q.noteSetBack(2 * time.Hour)
+		q.reports.noteSetBack(2 * time.Hour)
 		time.Sleep(59 * time.Second)
 		told(1, false, "")
 		time.Sleep(2 * time.Second)
 		told(2, true, "the clock of redis was not set back again for 1m0s")
-		q.noteSetBack(5 * time.Second)
+		q.reports.noteSetBack(5 * time.Second)
 		told(3, false, "by 5s")
 		time.Sleep(time.Hour)
 		told(4, true, "")
-		q.noteForgotten(3, "pay")
+		q.reports.noteForgotten(3, "pay")
 		told(5, false, `"pay"`)
 	})
 }

@@ -47,7 +47,7 @@ func (q *Queue) redriveRefused(id string, word store.Redriven) error {
 	if word == store.RedriveDamaged {
 		return refused(ErrDamaged, "enqueue the work again, and purge it")
 	} else if full := fullErrors[word.Full()]; full != nil {
-		return refused(full, "%s", q.fullBecause(full))
+		return refused(full, "%s", fullBecause(&q.settings, full))
 	}
 	return nil
 }

@@ -22,8 +22,24 @@ func observe(log *slog.Logger, tell func()) {
 	observing.Tell(context.Background(), log, "delayqueue", tell)
 }
 
-// reportEnqueuing calls OnEnqueuing. It returns the ctx of the call and the job's trace.
-func (q *Queue) reportEnqueuing(ctx context.Context, job Job) (context.Context, string) {
+// reporter tells the Observer of a Queue.
+type reporter struct {
+	name      string // of the Queue
+	observer  Observer
+	workers   *workerWatch
+	recurring map[WarningKind]*recurring
+	delayTold sync.Once
+}
+
+func newReporter(name string, o Observer) *reporter {
+	return &reporter{name: name, observer: o, workers: newWorkerWatch(), recurring: map[WarningKind]*recurring{
+		WarnForgotten: {over: "%d dead letters were forgotten, and none for %s"},
+		WarnClockBack: {over: "the clock of redis was not set back again for %[2]s"},
+	}}
+}
+
+// enqueuing calls OnEnqueuing. It returns the ctx of the call and the job's trace.
+func (q *reporter) enqueuing(ctx context.Context, job Job) (context.Context, string) {
 	of, trace := ctx, job.Trace
 	observe(slog.Default(), func() {
 		observed, ownTrace := q.observer.OnEnqueuing(ctx, Enqueuing{Queue: q.name, Job: job, Parked: job.parked})
@@ -37,8 +53,8 @@ func (q *Queue) reportEnqueuing(ctx context.Context, job Job) (context.Context, 
 	return of, trace
 }
 
-// reportEnqueue calls OnEnqueued.
-func (q *Queue) reportEnqueue(ctx context.Context, job Job, receipt Receipt, err error, began time.Time) {
+// enqueued calls OnEnqueued.
+func (q *reporter) enqueued(ctx context.Context, job Job, receipt Receipt, err error, began time.Time) {
 	e := Enqueued{
 		Queue: q.name, Kind: enqueueKind(ctx, receipt, err), ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal, Trace: job.Trace,
 		Size: len(job.Payload), Delay: job.Delay, Parked: job.parked, ExpiresAt: receipt.ExpiresAt, Took: time.Since(began), Err: err,
@@ -96,7 +112,7 @@ func newWorkerWatch() *workerWatch {
 
 // lookAgain looks later whether somebody works on what was parked in a partition, and then again, until nothing
 // is queued or runs there, or the client is closed. Its caller has the mutex.
-func (w *workerWatch) lookAgain(q *Queue, p *store.Partition) {
+func (w *workerWatch) lookAgain(q *reporter, p *store.Partition) {
 	if w.looking[p] {
 		return
 	}
@@ -118,7 +134,7 @@ func (w *workerWatch) lookAgain(q *Queue, p *store.Partition) {
 
 // noteClaim notes for how long no Worker has claimed in a partition; less than 0: none need have. Parked: a call was
 // parked there.
-func (q *Queue) noteClaim(p *store.Partition, since time.Duration, parked bool) {
+func (q *reporter) noteClaim(p *store.Partition, since time.Duration, parked bool) {
 	w := q.workers
 	w.mu.Lock()
 	before := len(w.gone)

@@ -38,7 +38,7 @@ func storeTogether(p *store.Partition, jobs ...Job) (stored []store.Stored, err 
 // claimOf is the claim on a message of a queue with one partition.
 func claimOf(q *Queue, m *store.Message, token string) *claim {
 	m.Due = time.Time{} // nobody knows it any more after a lost reply
-	return &claim{message: messageOf(m), stored: m, queue: q, partition: q.partitions[0], token: token, startBy: m.ExpiresAt}
+	return &claim{message: messageOf(m), stored: m, queue: q, partition: q.manifests.partitions[0], token: token, startBy: m.ExpiresAt}
 }
 
 func enqueueTest(t *testing.T, q *Queue, id, key string) {
@@ -50,7 +50,7 @@ func enqueueTest(t *testing.T, q *Queue, id, key string) {
 // claimTest claims up to n messages and returns their claims.
 func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 	t.Helper()
-	b, err := q.partitions[0].Claim(t.Context(), token, time.Minute, n)
+	b, err := q.manifests.partitions[0].Claim(t.Context(), token, time.Minute, n)
 	require.NoError(t, err)
 	for i := range b.Messages {
 		claims = append(claims, claimOf(q, &b.Messages[i], token))
@@ -83,9 +83,9 @@ func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 		}
 		first := claimTest(t, q, "one", 3)
 		require.Len(t, first, 3)
-		end := q.rdb.ZScore(t.Context(), q.partitions[0].Keys[store.KeyRunning], "0 ").Val()
+		end := q.rdb.ZScore(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
-		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].Keys[store.KeyRunning], "0 ").Val(), end, "the lease starts anew")
+		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], "0 ").Val(), end, "the lease starts anew")
 		require.True(t, settleTest(t, first[0], outcome{end: store.Finished}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
 		require.Len(t, claimTest(t, q, "two", 5), 2)
@@ -112,7 +112,7 @@ func TestScripts_AClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
 func TestReceipts_AreBounded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
-		p := q.partitions[0]
+		p := q.manifests.partitions[0]
 		for i := range 700 {
 			require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
 		}
@@ -134,15 +134,15 @@ func TestScripts_AClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		late := claimTest(t, q, "late", 1)[0]
-		require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].Keys[store.KeyRunning], scored(0, "id k")).Err())
+		require.NoError(t, q.rdb.ZAdd(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], scored(0, "id k")).Err())
 		current := claimTest(t, q, "current", 1)[0]
 		stored := func() []any {
-			return []any{q.rdb.HGetAll(t.Context(), q.partitions[0].Keys[store.KeyMessages]).Val(), q.rdb.HGetAll(t.Context(), q.partitions[0].Keys[store.KeyAttempts]).Val()}
+			return []any{q.rdb.HGetAll(t.Context(), q.manifests.partitions[0].Keys[store.KeyMessages]).Val(), q.rdb.HGetAll(t.Context(), q.manifests.partitions[0].Keys[store.KeyAttempts]).Val()}
 		}
 		before := stored()
 
 		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
-		held, err := q.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, late.stored, current.stored, &store.Message{ID: "unknown"})
+		held, err := q.manifests.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, late.stored, current.stored, &store.Message{ID: "unknown"})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false, true, false}, held)
 		for end := range outcomes {
@@ -160,7 +160,7 @@ func TestScripts_AWakeReachesAMessageOnItsWayBack(t *testing.T) {
 		conflict := outcome{end: store.KeyHeld, delay: time.Hour}
 		wake := func(want store.Woken) {
 			t.Helper()
-			found, err := q.partitions[0].Wake(t.Context(), []string{"unknown", "k"}, true)
+			found, err := q.manifests.partitions[0].Wake(t.Context(), []string{"unknown", "k"}, true)
 			require.NoError(t, err)
 			require.Equal(t, []store.Woken{store.WakeNone, want}, found)
 		}
@@ -193,7 +193,7 @@ func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
 		q := testQueue(t, env)
 		wait := func() time.Duration {
 			t.Helper()
-			b, err := q.partitions[0].Claim(t.Context(), ident.Random(16), 10*time.Second, 1)
+			b, err := q.manifests.partitions[0].Claim(t.Context(), ident.Random(16), 10*time.Second, 1)
 			require.NoError(t, err)
 			return b.Wait
 		}
@@ -225,7 +225,7 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	claims := claimTest(t, q, "token", 6)
 	require.Len(t, claims, 6)
 	enqueueTest(t, q, "queued", "key of queued")
-	require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].Keys[store.KeyRunning], scored(0, "reaped key of reaped")).Err())
+	require.NoError(t, q.rdb.ZAdd(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], scored(0, "reaped key of reaped")).Err())
 	require.NoError(t, q.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	before := redistest.Keys(t, q.rdb, "p")
 
@@ -237,12 +237,12 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		if c.message.ID == "reaped" {
 			continue
 		}
-		held, err := q.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, c.stored)
+		held, err := q.manifests.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, c.stored)
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
 		require.True(t, settleTest(t, c, outcome{end: ends[c.message.ID], delay: time.Minute}))
 	}
-	found, err := q.partitions[0].Wake(t.Context(), []string{"key of held"}, true)
+	found, err := q.manifests.partitions[0].Wake(t.Context(), []string{"key of held"}, true)
 	require.NoError(t, err)
 	require.Equal(t, []store.Woken{store.WakeDue}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "held, reaped and queued")
@@ -278,7 +278,7 @@ func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 				batch = append(batch, c.end(v, time.Minute))
 			}
 		}
-		q.partitions[0].SettleTogether(batch)
+		q.manifests.partitions[0].SettleTogether(batch)
 		bytes := 0
 		for _, s := range batch {
 			require.NoError(t, s.Err)
@@ -310,7 +310,7 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 					claims[0].end(outcome{end: store.Finished, next: "next0"}, time.Minute),
 					claims[1].end(outcome{end: store.Finished, ofKey: which == "key", next: "next1"}, time.Minute),
 				}
-				q.partitions[0].SettleTogether(batch)
+				q.manifests.partitions[0].SettleTogether(batch)
 				seen := map[string]bool{}
 				for _, s := range batch {
 					require.NoError(t, s.Err)
@@ -320,7 +320,7 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 					}
 				}
 				require.NotEmpty(t, seen)
-				due, err := env.Client(t).ZRange(t.Context(), q.partitions[0].Keys[store.KeyWaiting], 0, -1).Result()
+				due, err := env.Client(t).ZRange(t.Context(), q.manifests.partitions[0].Keys[store.KeyWaiting], 0, -1).Result()
 				require.NoError(t, err)
 				for _, member := range due {
 					id, _, _ := strings.Cut(member, " ")
@@ -358,7 +358,7 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 		e, err := q.Peek(t.Context(), "id")
 		require.NoError(t, err)
 		now, before := deadLetters([]Entry{e})[0], store.Letter{ID: "id", Died: "1"}
-		p := q.partitions[0]
+		p := q.manifests.partitions[0]
 
 		words, err := p.Redrive(t.Context(), time.Minute, before)
 		require.NoError(t, err)
@@ -388,7 +388,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q := testQueue(t, env)
-				running := q.partitions[0].Keys[store.KeyRunning]
+				running := q.manifests.partitions[0].Keys[store.KeyRunning]
 				for _, id := range []string{"a", "b", "c"} {
 					enqueueTest(t, q, id, "k")
 				}
@@ -436,7 +436,7 @@ func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(
 		s, err := claimNext(t, claims[0], "any", "two")
 		require.NoError(t, err)
 		again := claims[0].end(outcome{end: store.Finished, next: "two"}, time.Minute)
-		q.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{end: store.Finished}, time.Hour)})
+		q.manifests.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{end: store.Finished}, time.Hour)})
 		require.NoError(t, again.Err)
 		require.NotNil(t, again.Claimed)
 		require.Equal(t, s.Claimed.ID, again.Claimed.ID)
@@ -451,7 +451,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		for i := range 5 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 		}
-		tried := q.partitions[0].Keys[store.KeyAttempts]
+		tried := q.manifests.partitions[0].Keys[store.KeyAttempts]
 		was := q.rdb.HGet(t.Context(), tried, "id").Val()
 		for _, junk := range []string{"", "r", was[:7] + "x" + was[8:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
@@ -463,7 +463,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 			}
 		}
 		require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", was).Err())
-		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].Keys[store.KeyRunning]).Val())
+		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning]).Val())
 		s, err := settleOnce(c, outcome{end: store.Failed, next: "two"})
 		require.NoError(t, err)
 		require.NotNil(t, s.Claimed)
@@ -474,7 +474,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
-		p := q.partitions[0]
+		p := q.manifests.partitions[0]
 		enqueueTest(t, q, "id", "k")
 		enqueueTest(t, q, "stranger", "l")
 		c := claimTest(t, q, "one", 1)[0]
@@ -526,7 +526,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxDepth(4*many))
 		require.NoError(t, err)
-		p := q.partitions[0]
+		p := q.manifests.partitions[0]
 		run := func(name string) (claims []*claim) {
 			for at := 0; at < many; at += store.BatchItems {
 				batch := make([]Job, store.BatchItems)

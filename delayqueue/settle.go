@@ -82,24 +82,12 @@ func (c *claim) end(v outcome, lease time.Duration) *store.Settlement {
 		s.End = store.Outlived
 	}
 	if s.End.HasCause() {
-		s.Cause = c.queue.sealed(kindCause, c.message, []byte(v.cause()))
+		s.Cause = c.queue.sealer.sealed(kindCause, c.message.sealedOf(), []byte(v.cause()))
 	}
 	if v.end == store.Finished || v.end == store.Died && len(v.result) <= maxDeadResult {
-		s.Result = c.queue.sealed(kindResult, c.message, v.result)
+		s.Result = c.queue.sealer.sealed(kindResult, c.message.sealedOf(), v.result)
 	}
 	return s
-}
-
-// sealed returns plain as it is stored, for a message that has an outcome; nil if there is none.
-func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
-	if len(plain) == 0 {
-		return nil
-	}
-	stored, err := q.sealer.seal(kind, m.sealedOf(), plain)
-	if err != nil {
-		return nil // too large for Redis: both are bounded far below
-	}
-	return stored
 }
 
 // conclude ends a claim that was settled, and reports it.

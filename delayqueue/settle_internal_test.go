@@ -64,10 +64,10 @@ func internalWorker(t *testing.T, q *Queue, h Handler, opts ...WorkerOption) (*W
 // takes has a Worker that is not started claim a message.
 func (w *Worker) takes(t *testing.T, token string) *claim {
 	t.Helper()
-	b, err := w.queue.partitions[0].Claim(t.Context(), token, time.Minute, 1)
+	b, err := w.queue.manifests.partitions[0].Claim(t.Context(), token, time.Minute, 1)
 	require.NoError(t, err)
 	require.Len(t, b.Messages, 1)
-	return w.claims.add(w.ctx, w.queue, w.queue.partitions[0], &b.Messages[0], token, time.Now().Add(time.Minute))
+	return w.claims.add(w.ctx, w.queue, w.queue.manifests.partitions[0], &b.Messages[0], token, time.Now().Add(time.Minute))
 }
 
 // Why a message that is to run alone goes back is told as it is.
@@ -81,7 +81,7 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 		"redis refuses":    {reply: replyError("NOPERM no permissions"), want: core.ErrUnavailable, delayed: true},
 		"another is alone": {prepare: func(_ *testing.T, w *Worker) { w.alone <- struct{}{} }, want: errNotAlone},
 		"the claim is lost": {prepare: func(t *testing.T, w *Worker) {
-			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.partitions[0].Keys[store.KeyAttempts]).Err())
+			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.manifests.partitions[0].Keys[store.KeyAttempts]).Err())
 		}, want: ErrClaimLost},
 		"stopped": {prepare: func(t *testing.T, w *Worker) {
 			w.slots <- struct{}{}
@@ -103,7 +103,7 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 					return nil
 				})
 				enqueueTest(t, q, "last", "")
-				require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].Keys[store.KeyAttempts], "last", "-------1 0 1 0  died").Err())
+				require.NoError(t, q.rdb.HSet(t.Context(), q.manifests.partitions[0].Keys[store.KeyAttempts], "last", "-------1 0 1 0  died").Err())
 				last := w.takes(t, "token")
 				if c.prepare != nil {
 					c.prepare(t, w)

@@ -60,7 +60,7 @@ type Totals struct {
 // partition, with n messages in it. A damaged entry is not counted, or counts as the message in
 // whose place it is.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	m, err := q.reread(ctx, "stats")
+	m, err := q.manifests.reread(ctx, "stats")
 	if err != nil {
 		return Stats{}, err
 	}

@@ -126,7 +126,7 @@ func (w *Worker) prepare(ctx context.Context, c *claim) (started bool, err error
 
 // handle opens a message and calls its handler.
 func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
-	if c.message.Trace, c.message.Payload, err = w.queue.open(c.message.sealedOf(), c.message.Payload); err != nil {
+	if c.message.Trace, c.message.Payload, err = w.queue.sealer.openPayload(c.message.sealedOf(), c.message.Payload); err != nil {
 		if keyring.MayOpenElsewhere(err) {
 			return HandBack(err)
 		}
@@ -176,7 +176,7 @@ func (c *claim) unrunnable() error {
 	case m.Damage != "":
 		return errors.New("quarantined: " + m.Damage)
 	case m.Attempts > c.queue.maxAttempts && (m.Alone || !c.allLost() || m.Losses == 1):
-		return errors.New(c.queue.cause(c.message.sealedOf(), m.Cause))
+		return errors.New(c.queue.sealer.cause(c.message.sealedOf(), m.Cause))
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func (s *waits) join(q *Queue, p *store.Partition, id string) *waiter {
 			queue: q, stop: stop, ask: make(chan struct{}, 1),
 			waiters: map[string][]*waiter{}, count: map[*store.Partition]int{}, until: map[*store.Partition]time.Time{},
 		}
-		h.listener = listener.New(q.rdb, q.endedChannel(), h.subscribed, func(error) { h.wakeAll(nil) }, h.ended)
+		h.listener = listener.New(q.rdb, endedChannel(&q.settings), h.subscribed, func(error) { h.wakeAll(nil) }, h.ended)
 		h.listener.Start()
 		go h.run(ctx)
 		s.hub = h

@@ -56,7 +56,7 @@ func (w *Worker) dispatch(drained <-chan struct{}) {
 		}
 	}()
 	pass := func(key string) {
-		m := w.queue.manifest.Load()
+		m := w.queue.manifests.known.Load()
 		if m == nil {
 			return
 		}

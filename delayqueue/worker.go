@@ -149,7 +149,7 @@ func (w *Worker) complete() {
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	w.fetchers.Store(&[]*fetcher{})
-	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() {
+	w.wakeups = listener.New(q.rdb, wakeChannel(&q.settings), func() {
 		w.beats.Follow()
 		w.wakeFetchers("")
 	}, func(error) { w.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
@@ -269,9 +269,9 @@ func (w *Worker) serve(start func(*fetcher)) {
 		case <-w.stopping:
 			return
 		}
-		m, err := w.queue.reread(w.ctx, "work")
+		m, err := w.queue.manifests.reread(w.ctx, "work")
 		if err == nil {
-			err = w.queue.lacksKeys("work", m)
+			err = w.queue.manifests.lacksKeys("work", m)
 		}
 		wait := manifestFresh
 		switch failures++; {
