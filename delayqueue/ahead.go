@@ -29,27 +29,102 @@ func (p *pace) note(took time.Duration) bool {
 
 func (p *pace) quick() bool { return p.mean.Load() < int64(quickHandler) }
 
+// slots are a Worker's places for messages.
+type slots struct {
+	taken   chan struct{} // holds one for each message that is run, or asked for
+	ahead   chan struct{} // more of these, while handlers are quick
+	running chan struct{} // holds one for each message that is run
+	alone   chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
+	poison  atomic.Int64  // messages that run, or are about to, and may be poison: beside them nothing is claimed ahead
+	pace    pace
+	single  bool   // a message has one attempt: none is claimed ahead, since it spends one if the Worker dies before it starts
+	more    func() // is called when more may be claimed than before
+}
+
+func newSlots(n int, single bool, more func()) *slots {
+	s := &slots{
+		taken: make(chan struct{}, n), running: make(chan struct{}, n), ahead: make(chan struct{}, aheadMost*n), alone: make(chan struct{}, 1),
+		single: single, more: more,
+	}
+	s.pace.mean.Store(int64(aheadWait)) // not quick
+	return s
+}
+
 // ran records how long a handler took.
-func (w *Worker) ran(took time.Duration) {
-	if w.pace.note(took) {
-		w.fetchMore()
+func (s *slots) ran(took time.Duration) {
+	if s.pace.note(took) {
+		s.more()
 	}
 }
 
-// fetchMore tells the fetchers that more may be claimed than before.
-func (w *Worker) fetchMore() {
-	for _, c := range *w.fetchers.Load() {
+// claimsAhead reports whether more messages are to be claimed than run.
+func (s *slots) claimsAhead() bool {
+	return !s.single && s.poison.Load() == 0 && len(s.alone) == 0 && s.pace.quick()
+}
+
+// full reports whether more was claimed than is to be now.
+func (s *slots) full() bool { return len(s.ahead) > 0 && !s.claimsAhead() || len(s.alone) > 0 }
+
+// takeFree takes up to most free slots.
+func (s *slots) takeFree(most int) (n int) {
+	for taken, ahead := s.forClaims(), s.aheadForClaims(); n < most; n++ {
 		select {
-		case c.moreSlots <- struct{}{}:
+		case taken <- struct{}{}:
+			continue
 		default:
 		}
+		select {
+		case ahead <- struct{}{}:
+		default:
+			return n
+		}
+	}
+	return n
+}
+
+// take takes a slot, or one ahead, for a message that is claimed already. It reports false if there is none, or if
+// a message runs alone.
+func (s *slots) take() bool {
+	if len(s.alone) > 0 {
+		return false
+	}
+	select {
+	case s.taken <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case s.ahead <- struct{}{}:
+		return true
+	default:
+		return false
 	}
 }
 
-// claimsAhead reports whether more messages are to be claimed than run. Each spends an attempt if the Worker dies before it
-// starts, so none is claimed ahead that has no more than one.
-func (w *Worker) claimsAhead() bool {
-	return w.queue.maxAttempts > 1 && w.poison.Load() == 0 && len(w.alone) == 0 && w.pace.quick()
+// forClaims is s.taken, nil while a message runs alone.
+func (s *slots) forClaims() chan struct{} {
+	if len(s.alone) > 0 {
+		return nil
+	}
+	return s.taken
+}
+
+// aheadForClaims is s.ahead, nil if nothing is to be claimed ahead.
+func (s *slots) aheadForClaims() chan struct{} {
+	if s.claimsAhead() {
+		return s.ahead
+	}
+	return nil
+}
+
+func (s *slots) free(n int) {
+	for range n {
+		select {
+		case <-s.ahead:
+		default:
+			<-s.taken
+		}
+	}
 }
 
 // mayRun waits until a message may be run: when fewer messages run than the Worker's concurrency.
@@ -63,17 +138,17 @@ func (w *Worker) claimsAhead() bool {
 func (w *Worker) mayRun(c *claim) (refused *outcome) {
 	if c.message.Losses > 0 {
 		c.mayBePoison = true
-		w.poison.Add(1)
+		w.slots.poison.Add(1)
 	}
 	switch {
 	case c.whilePaused && w.paused.Load():
 		return w.notRun(errPaused)
-	case !w.takeRunSlot(c):
+	case !w.slots.run(c, w.stopping):
 		return w.notRun(errNoSlot)
 	case c.runsAlone():
 		return w.isAlone(c)
 	case c.mayBePoison: // less and less is ahead, since nothing is claimed ahead
-		return w.waitUntil(c, func() bool { return len(w.ahead) == 0 })
+		return w.waitUntil(c, func() bool { return len(w.slots.ahead) == 0 })
 	}
 	return nil
 }
@@ -93,14 +168,14 @@ func (c *claim) allLost() bool { return c.stored.Losses > 0 && c.stored.Losses >
 // alone, or Redis does not answer.
 func (w *Worker) isAlone(c *claim) (refused *outcome) {
 	select {
-	case w.alone <- struct{}{}:
+	case w.slots.alone <- struct{}{}:
 		c.alone = true
 	default:
 		return w.notRun(errNotAlone)
 	}
 	latest := time.Now().Add(w.lease)
 	if refused = w.waitUntil(c, func() bool {
-		return w.claims.count() == 1 && len(w.slots)+len(w.ahead) == 1 || time.Now().After(latest)
+		return w.claims.count() == 1 && len(w.slots.taken)+len(w.slots.ahead) == 1 || time.Now().After(latest)
 	}); refused != nil {
 		return refused
 	}
@@ -130,10 +205,10 @@ func (w *Worker) waitUntil(c *claim, holds func() bool) (refused *outcome) {
 	return nil
 }
 
-// takeRunSlot waits for a place among the messages that run.
-func (w *Worker) takeRunSlot(c *claim) bool {
+// run waits for a place among the messages that run.
+func (s *slots) run(c *claim, stopping <-chan struct{}) bool {
 	select {
-	case w.running <- struct{}{}:
+	case s.running <- struct{}{}:
 		c.runs = true
 		return true
 	default:
@@ -141,11 +216,11 @@ func (w *Worker) takeRunSlot(c *claim) bool {
 	timer := time.NewTimer(aheadWait)
 	defer timer.Stop()
 	select {
-	case w.running <- struct{}{}:
+	case s.running <- struct{}{}:
 		c.runs = true
 	case <-timer.C:
-		w.ran(aheadWait)
-	case <-w.stopping:
+		s.ran(aheadWait)
+	case <-stopping:
 	}
 	return c.runs
 }
@@ -159,24 +234,24 @@ func (w *Worker) notRun(why error) *outcome {
 	return v
 }
 
-// freeRunSlot gives back the place of a message among those that run.
-func (w *Worker) freeRunSlot(c *claim) {
+// ended gives back the place of a message among those that run.
+func (s *slots) ended(c *claim) {
 	if c.mayBePoison {
 		c.mayBePoison = false
-		w.poison.Add(-1)
+		s.poison.Add(-1)
 	}
 	if c.runs {
 		c.runs = false
-		<-w.running
+		<-s.running
 	}
 }
 
 // endAlone lets the Worker claim other messages again, if this one ran alone. It is called once Redis knows how the message has
 // ended: until then, a death of the process would count as caused by it.
-func (w *Worker) endAlone(c *claim) {
+func (s *slots) endAlone(c *claim) {
 	if c.alone {
 		c.alone = false
-		<-w.alone
-		w.fetchMore()
+		<-s.alone
+		s.more()
 	}
 }

@@ -63,7 +63,7 @@ func (w *fetcher) run() {
 		default:
 		}
 		if w.paused.Load() {
-			w.freeSlots(n)
+			w.slots.free(n)
 			w.pause(pollBusy, true)
 			continue
 		}
@@ -75,7 +75,7 @@ func (w *fetcher) run() {
 		want := n
 		b, n, err := w.ask(token, n)
 		if err != nil {
-			w.freeSlots(n)
+			w.slots.free(n)
 			failures++
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
 			// The token stays: if only the reply was lost, the next claim returns the same messages.
@@ -104,9 +104,9 @@ func (w *fetcher) run() {
 // noteClaim deals with what a claim's reply says besides its messages.
 func (w *fetcher) noteClaim(b store.Batch) {
 	w.claimed.Store(time.Now().UnixNano())
-	w.report(b)
+	w.reportReaped(b)
 	for _, key := range b.Emptied {
-		w.reconsider(key)
+		w.waker.reconsider(key)
 	}
 }
 
@@ -117,7 +117,7 @@ func (w *fetcher) idle(due, took time.Duration) {
 		floor = min(pollFloor, w.lease/3)
 	}
 	w.pause(max(min(due, floor), minPause), true)
-	if w.handsBack.Load() {
+	if w.judge.handsBack.Load() {
 		w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
 	}
 }
@@ -135,7 +135,7 @@ func (w *fetcher) ask(token string, n int) (b store.Batch, left int, err error) 
 	}
 	var held atomic.Int64
 	held.Store(int64(n))
-	timer := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
+	timer := time.AfterFunc(claimTimeout, func() { w.slots.free(int(held.Swap(0))) })
 	defer timer.Stop()
 	// Not cancelled by Stop: messages whose claim is not known here would wait for its end.
 	b, err = w.partition.Claim(w.ctx, token, w.lease, n)
@@ -153,13 +153,13 @@ func (w *fetcher) beginAll(b store.Batch, token string, sent time.Time, slots in
 	used := 0
 	for _, c := range claims {
 		// An earlier claim, whose reply was lost, had more than the slots; or this one was slow.
-		if used++; used <= slots || w.takeSlot() {
+		if used++; used <= slots || w.slots.take() {
 			w.begin(c)
 		} else {
 			w.handlers.Go(func() { w.settle(c, *w.notRun(errNoSlot)) })
 		}
 	}
-	w.freeSlots(max(0, slots-used))
+	w.slots.free(max(0, slots-used))
 }
 
 // handBackClaim settles the messages of a claim whose reply was lost before Stop.
@@ -183,8 +183,8 @@ func (w *fetcher) takeSlots() int {
 	w.timer.Reset(pollBusy)
 	for {
 		select {
-		case w.freeForClaims() <- struct{}{}:
-		case w.slotsAhead() <- struct{}{}:
+		case w.slots.forClaims() <- struct{}{}:
+		case w.slots.aheadForClaims() <- struct{}{}:
 		case <-w.moreSlots:
 			continue
 		case <-w.timer.C:
@@ -192,74 +192,12 @@ func (w *fetcher) takeSlots() int {
 		case <-w.stopping:
 			return 0
 		}
-		n := 1 + w.takeFree(store.BatchItems-1)
-		// A message that is to run alone enters w.alone, and then sees that no slots are taken: it sees these, or is seen here.
-		if len(w.alone) == 0 {
+		n := 1 + w.slots.takeFree(store.BatchItems-1)
+		// A message that is to run alone enters alone, and then sees that no slots are taken: it sees these, or is seen here.
+		if len(w.slots.alone) == 0 {
 			return n
 		}
-		w.freeSlots(n)
-	}
-}
-
-// takeFree takes up to most free slots.
-func (w *Worker) takeFree(most int) (n int) {
-	for slots, ahead := w.freeForClaims(), w.slotsAhead(); n < most; n++ {
-		select {
-		case slots <- struct{}{}:
-			continue
-		default:
-		}
-		select {
-		case ahead <- struct{}{}:
-		default:
-			return n
-		}
-	}
-	return n
-}
-
-// takeSlot takes a slot, or one ahead, for a message that is claimed already. It reports false if there is none, or if
-// a message runs alone.
-func (w *Worker) takeSlot() bool {
-	if len(w.alone) > 0 {
-		return false
-	}
-	select {
-	case w.slots <- struct{}{}:
-		return true
-	default:
-	}
-	select {
-	case w.ahead <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-// freeForClaims is w.slots, nil while a message runs alone.
-func (w *Worker) freeForClaims() chan struct{} {
-	if len(w.alone) > 0 {
-		return nil
-	}
-	return w.slots
-}
-
-// slotsAhead are the slots beside w.slots; nil if nothing is to be claimed ahead.
-func (w *Worker) slotsAhead() chan struct{} {
-	if w.claimsAhead() {
-		return w.ahead
-	}
-	return nil
-}
-
-func (w *Worker) freeSlots(n int) {
-	for range n {
-		select {
-		case <-w.ahead:
-		default:
-			<-w.slots
-		}
+		w.slots.free(n)
 	}
 }
 
@@ -277,7 +215,7 @@ func (w *fetcher) pause(d time.Duration, wakeable bool) {
 	}
 }
 
-func (w *Worker) report(b store.Batch) {
+func (w *fetcher) reportReaped(b store.Batch) {
 	if b.Redelivered == 0 && b.Expired == 0 {
 		return
 	}
@@ -329,7 +267,7 @@ func (w *fetcher) wakeSoon() {
 // begin runs a claimed message. The caller has taken the slot that it needs.
 func (w *Worker) begin(c *claim) {
 	w.handlers.Go(func() {
-		defer w.freeSlots(1)
+		defer w.slots.free(1)
 		w.process(c)
 	})
 }

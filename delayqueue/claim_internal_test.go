@@ -102,10 +102,10 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			enqueueTest(t, q, "id", "")
 			b, err := q.manifests.partitions[0].Claim(t.Context(), "token", time.Minute, 1)
 			require.NoError(t, err)
-			w.slots <- struct{}{}
-			for range cap(w.ahead) {
+			w.slots.taken <- struct{}{}
+			for range cap(w.slots.ahead) {
 				if full {
-					w.ahead <- struct{}{}
+					w.slots.ahead <- struct{}{}
 				}
 			}
 			begun := make(chan struct{})

@@ -119,4 +119,4 @@ func (q *Queue) LooksForWorkers() bool {
 }
 
 // Reconsider has the Worker look at a key as when its release is announced to it.
-func (w *Worker) Reconsider(key string) { w.reconsider(key) }
+func (w *Worker) Reconsider(key string) { w.waker.reconsider(key) }

@@ -9,7 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
+	"github.com/perkey-go/perkey/internal/dedicated"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -44,6 +47,12 @@ type claim struct {
 // goroutine for each partition extends all of its claims; each claim has a timer, which needs no
 // goroutine, so that a slow Redis cannot keep its ctx from ending.
 type claims struct {
+	lease time.Duration
+	rdb   redis.UniversalClient // the queue's
+	given redis.UniversalClient // that extends them, if the user gave one
+	beats *dedicated.Client     // that extends them
+	log   *slog.Logger
+
 	mu   sync.Mutex
 	held map[*claim]struct{}
 }
@@ -159,8 +168,8 @@ const (
 // while Redis does not answer, until all handlers have returned. Each partition has its
 // own: one whose node is down must not cost the others their claims. Nor does a beat on a
 // dead connection: another one follows it.
-func (w *Worker) heartbeat(p *store.Partition, drained <-chan struct{}) {
-	timer := time.NewTimer(w.lease / 3)
+func (s *claims) heartbeat(p *store.Partition, drained <-chan struct{}) {
+	timer := time.NewTimer(s.lease / 3)
 	defer timer.Stop()
 	var beats sync.WaitGroup
 	defer beats.Wait()
@@ -178,15 +187,15 @@ func (w *Worker) heartbeat(p *store.Partition, drained <-chan struct{}) {
 		}
 		answered := make(chan bool, 1)
 		beats.Go(func() {
-			answered <- w.beat(p)
+			answered <- s.beat(p)
 			<-out
 		})
-		timer.Reset(w.lease / 6)
-		next := w.lease / 20
+		timer.Reset(s.lease / 6)
+		next := s.lease / 20
 		select {
 		case well := <-answered:
 			if well {
-				next = w.lease / 3
+				next = s.lease / 3
 			}
 		case <-timer.C:
 		}
@@ -203,26 +212,26 @@ func storedOf(claims []*claim) []*store.Message {
 }
 
 // beat extends the claims in a partition once. It reports whether Redis answered.
-func (w *Worker) beat(p *store.Partition) bool {
+func (s *claims) beat(p *store.Partition) bool {
 	var failed atomic.Bool
 	var batches sync.WaitGroup
-	for some := range slices.Chunk(w.claims.of(p), extendBatch) {
+	for some := range slices.Chunk(s.of(p), extendBatch) {
 		batches.Go(func() {
 			messages := storedOf(some)
 			sent := time.Now()
-			held, err := p.Extend(context.Background(), w.beats.Get(), w.lease, false, messages...)
-			if err != nil && w.heartbeats == nil {
+			held, err := p.Extend(context.Background(), s.beats.Get(), s.lease, false, messages...)
+			if err != nil && s.given == nil {
 				// Perhaps no connection could be had: the queue's client may have one.
 				sent = time.Now()
-				held, err = p.Extend(context.Background(), w.queue.rdb, w.lease, false, messages...)
+				held, err = p.Extend(context.Background(), s.rdb, s.lease, false, messages...)
 			}
 			if err != nil {
-				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
+				s.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
 				failed.Store(true)
 				return
 			}
 			for i, c := range some {
-				w.claims.extended(c, held[i], trust.Until(sent, w.lease))
+				s.extended(c, held[i], trust.Until(sent, s.lease))
 			}
 		})
 	}

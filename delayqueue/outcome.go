@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -95,16 +96,23 @@ func (v outcome) cause() string {
 	return keytext.Cut(v.err.Error(), maxCause)
 }
 
-// classifyLock decides about a message whose key was not granted. No handler ran, so no attempt is
+// judge decides how attempts end.
+type judge struct {
+	retry, conflict bounds
+	maxAttempts     int
+	handsBack       atomic.Bool // the last message
+}
+
+// ofLock decides about a message whose key was not granted. No handler ran, so no attempt is
 // spent, unless the key is invalid.
-func (w *Worker) classifyLock(c *claim, err error) outcome {
+func (j *judge) ofLock(c *claim, err error) outcome {
 	var conflict *core.ConflictError
 	switch {
 	case errors.As(err, &conflict):
 		// The release of the key is announced, and the wake that follows makes
 		// the message due: see wakeReleased. The delay is for announcements that are
 		// lost, and for a holder that dies: its lease ends without one.
-		delay := w.conflictDelay(c)
+		delay := j.conflictDelay(c)
 		if conflict.Remaining > 0 {
 			delay = min(delay, conflict.Remaining+50*time.Millisecond)
 		}
@@ -128,9 +136,9 @@ func unreachable(c *claim, err error) outcome {
 	return v
 }
 
-// classify decides about a message whose handler returned err. lost is not nil if the key's lease
+// of decides about a message whose handler returned err. lost is not nil if the key's lease
 // ended before the handler did.
-func (w *Worker) classify(c *claim, err, lost error) outcome {
+func (j *judge) of(c *claim, err, lost error) outcome {
 	if err == nil && lost == nil {
 		// Also if the claim seems lost: unless another worker has claimed the message since,
 		// the result is stored.
@@ -154,12 +162,12 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		v.end = store.Died
 		return v
 	case errors.As(err, &handBack):
-		return w.returnedOutcome(c, err)
+		return j.handedBack(c, err)
 	case errors.As(err, &unopened):
 		v.end = store.Died
 		return v
 	case errors.As(err, &later) && !v.lost:
-		delay, inTime := laterDelay(c.stored.Handed+1, w.retry, later.after, c.left())
+		delay, inTime := laterDelay(c.stored.Handed+1, j.retry, later.after, c.left())
 		if v.end, v.delay = store.Postponed, delay; !inTime {
 			v.end, v.delay = store.Died, 0
 		}
@@ -168,24 +176,24 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		v.end, v.lost = store.Returned, true
 		return v
 	case errors.Is(err, core.ErrConflict):
-		v.end, v.delay = store.Conflicted, w.conflictDelay(c)
+		v.end, v.delay = store.Conflicted, j.conflictDelay(c)
 		return v
 	}
-	if c.message.Attempt >= w.queue.maxAttempts {
+	if c.message.Attempt >= j.maxAttempts {
 		v.end = store.Died
 		return v
 	}
-	v.delay = backoff.Spread(backoff.Exponential(c.message.Attempt, w.retry.initial, w.retry.most))
+	v.delay = backoff.Spread(backoff.Exponential(c.message.Attempt, j.retry.initial, j.retry.most))
 	return v
 }
 
 // The delay of what is handed back doubles between these.
 const handBackFirst, handBackMost = time.Second, 30 * time.Second
 
-// returnedOutcome is the outcome of a message that another Worker may be able to run. One that nobody has opened in most of its time
+// handedBack is the outcome of a message that another Worker may be able to run. One that nobody has opened in most of its time
 // dies: so its payload is kept.
-func (w *Worker) returnedOutcome(c *claim, err error) outcome {
-	w.handsBack.Store(true)
+func (j *judge) handedBack(c *claim, err error) outcome {
+	j.handsBack.Store(true)
 	delay := backoff.Spread(backoff.Exponential(c.stored.Handed+1, handBackFirst, handBackMost))
 	if errors.Is(err, ErrSealed) && delay >= c.left()/2 {
 		return outcome{end: store.Died, last: true, err: err}
@@ -206,6 +214,6 @@ func laterDelay(n int, b bounds, after, left time.Duration) (delay time.Duration
 	return delay, delay < left
 }
 
-func (w *Worker) conflictDelay(c *claim) time.Duration {
-	return backoff.Spread(backoff.Exponential(c.message.Conflicts+1, w.conflict.initial, w.conflict.most))
+func (j *judge) conflictDelay(c *claim) time.Duration {
+	return backoff.Spread(backoff.Exponential(c.message.Conflicts+1, j.conflict.initial, j.conflict.most))
 }

@@ -23,18 +23,17 @@ const (
 // claim of that message, if there is one. While Redis does not reply it tries again, until the
 // claim or the time of Stop is over.
 func (w *Worker) settle(c *claim, v outcome) (next *claim) {
-	w.freeRunSlot(c)
+	w.slots.ended(c)
 	w.claims.settle(c)
-	full := len(w.ahead) > 0 && !w.claimsAhead() || len(w.alone) > 0 // more was claimed than is to be now
 	// Where there are several partitions, each has a slot for a while only.
 	leaves := len(*w.fetchers.Load()) > 1 && !v.ofKey && time.Since(c.since) > turnLength
-	if !v.last && !leaves && !full && !w.isStopping() && !w.paused.Load() {
+	if !v.last && !leaves && !w.slots.full() && !w.isStopping() && !w.paused.Load() {
 		v.next = newToken()
 	}
 	told := OutcomeLate
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
-		if !w.await(c.partition.Settle(s)) {
+		if !awaited(w.ctx, c.partition.Settle(s)) {
 			v.err = errors.Join(ErrClaimLost, ErrStopped, v.err)
 			break
 		}
@@ -93,7 +92,7 @@ func (c *claim) end(v outcome, lease time.Duration) *store.Settlement {
 // conclude ends a claim that was settled, and reports it.
 func (w *Worker) conclude(c *claim, v outcome, told Outcome) {
 	defer c.cancel(nil)
-	defer w.endAlone(c)
+	defer w.slots.endAlone(c)
 	defer w.claims.drop(c)
 	w.logSettled(c, v, told)
 	observe(w.log, func() {
@@ -106,13 +105,13 @@ func (w *Worker) conclude(c *claim, v outcome, told Outcome) {
 // stopTimeout is how long a settlement is waited for when Stop's time is over.
 const stopTimeout = 3 * time.Second
 
-// await waits for a settlement. It reports false when Stop's time is over, and Redis
+// awaited waits for a settlement. It reports false when Stop's time is over, which ends ctx, and Redis
 // does not answer.
-func (w *Worker) await(settled <-chan struct{}) bool {
+func awaited(ctx context.Context, settled <-chan struct{}) bool {
 	select {
 	case <-settled:
 		return true
-	case <-w.ctx.Done():
+	case <-ctx.Done():
 	}
 	select {
 	case <-settled:

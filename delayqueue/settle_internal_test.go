@@ -79,12 +79,12 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 		delayed bool
 	}{
 		"redis refuses":    {reply: replyError("NOPERM no permissions"), want: core.ErrUnavailable, delayed: true},
-		"another is alone": {prepare: func(_ *testing.T, w *Worker) { w.alone <- struct{}{} }, want: errNotAlone},
+		"another is alone": {prepare: func(_ *testing.T, w *Worker) { w.slots.alone <- struct{}{} }, want: errNotAlone},
 		"the claim is lost": {prepare: func(t *testing.T, w *Worker) {
 			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.manifests.partitions[0].Keys[store.KeyAttempts]).Err())
 		}, want: ErrClaimLost},
 		"stopped": {prepare: func(t *testing.T, w *Worker) {
-			w.slots <- struct{}{}
+			w.slots.taken <- struct{}{}
 			require.NoError(t, w.Stop(t.Context()))
 		}, want: ErrStopped},
 	} {
@@ -108,7 +108,7 @@ func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
 				if c.prepare != nil {
 					c.prepare(t, w)
 				}
-				w.slots <- struct{}{}
+				w.slots.taken <- struct{}{}
 				w.begin(last)
 				w.handlers.Wait()
 				require.ErrorIs(t, seen.last.Err, c.want)
@@ -163,25 +163,22 @@ func TestSettle_LogsNoErrorOfAnEncryptedQueue(t *testing.T) {
 func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &fetcher{
-			Worker: &Worker{
-				slots: make(chan struct{}, 2), ahead: make(chan struct{}, 6), alone: make(chan struct{}, 1), stopping: make(chan struct{}),
-				queue: &Queue{settings: settings{maxAttempts: 1}},
-			},
+			Worker:    &Worker{slots: newSlots(2, true, nil), stopping: make(chan struct{})},
 			moreSlots: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
 		}
-		w.slots <- struct{}{} // the message's
-		w.slots <- struct{}{} // another one's
+		w.slots.taken <- struct{}{} // the message's
+		w.slots.taken <- struct{}{} // another one's
 		taken := make(chan int)
 		go func() { taken <- w.takeSlots() }()
 		synctest.Wait()
-		w.alone <- struct{}{}
-		w.freeSlots(1)
+		w.slots.alone <- struct{}{}
+		w.slots.free(1)
 		require.Zero(t, <-taken)
-		require.Len(t, w.slots, 1, "the message is alone")
+		require.Len(t, w.slots.taken, 1, "the message is alone")
 
 		go func() { taken <- w.takeSlots() }()
 		synctest.Wait()
-		<-w.alone
+		<-w.slots.alone
 		w.moreSlots <- struct{}{}
 		require.Equal(t, 1, <-taken)
 	})

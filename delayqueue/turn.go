@@ -43,8 +43,8 @@ func (w *Worker) take(c *claim) (next *claim) {
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
-		if t.lease, err = w.acquire(key); err != nil {
-			return w.settle(c, w.classifyLock(c, err))
+		if t.lease, err = t.acquire(key); err != nil {
+			return w.settle(c, w.judge.ofLock(c, err))
 		}
 		c.granted = time.Now()
 		t.ctx, t.ends = t.lease.Context(), c.granted.Add(turnLength)
@@ -66,13 +66,14 @@ func (w *Worker) take(c *claim) (next *claim) {
 var errObserver = errors.New("delayqueue: the Locker's observer panicked")
 
 // acquire takes the lock of a key for one of its messages.
-func (w *Worker) acquire(key string) (lease *core.Lease, err error) {
+func (t *turn) acquire(key string) (lease *core.Lease, err error) {
 	err = errObserver
-	observe(w.log, func() { lease, err = w.tryAcquire(key) })
+	observe(t.worker.log, func() { lease, err = t.tryAcquire(key) })
 	return lease, err
 }
 
-func (w *Worker) tryAcquire(key string) (*core.Lease, error) {
+func (t *turn) tryAcquire(key string) (*core.Lease, error) {
+	w := t.worker
 	lease, err := w.locker.TryAcquire(w.ctx, key, w.lockOptions...)
 	var conflict *core.ConflictError
 	if w.queue.reservationWindow == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
@@ -86,7 +87,7 @@ func (w *Worker) tryAcquire(key string) (*core.Lease, error) {
 // message: of the same key, if the turn goes on.
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
-	ctx, cancel := w.under(t.ctx, c, t.lease != nil)
+	ctx, cancel := t.under(c)
 	result := &resultHolder{owner: w, most: w.queue.maxResult}
 	ctx = context.WithValue(ctx, resultKey{}, result)
 	err, started := errGoexit, false
@@ -101,15 +102,15 @@ func (t *turn) run(c *claim) (next *claim) {
 			next = t.over(c, outcome{end: store.Returned, err: err})
 		}
 	}()
-	if started, err = w.prepare(ctx, c); err == nil {
+	if started, err = prepare(ctx, c); err == nil {
 		err = errGoexit
-		err = w.handle(ctx, c)
+		err = t.handle(ctx, c)
 	}
 	return nil // or what the deferred function finds
 }
 
 // prepare returns nil, or why the handler of a message is not called. Started: the attempt counts.
-func (w *Worker) prepare(ctx context.Context, c *claim) (started bool, err error) {
+func prepare(ctx context.Context, c *claim) (started bool, err error) {
 	if ctx.Err() != nil { // while the key was asked for
 		return false, context.Cause(ctx)
 	}
@@ -125,7 +126,8 @@ func (w *Worker) prepare(ctx context.Context, c *claim) (started bool, err error
 }
 
 // handle opens a message and calls its handler.
-func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
+func (t *turn) handle(ctx context.Context, c *claim) (err error) {
+	w := t.worker
 	if c.message.Trace, c.message.Payload, err = w.queue.sealer.openPayload(c.message.sealedOf(), c.message.Payload); err != nil {
 		if keyring.MayOpenElsewhere(err) {
 			return HandBack(err)
@@ -135,7 +137,7 @@ func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
 	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
 	began := time.Now()
 	err = w.handler(ctx, c.message)
-	w.ran(time.Since(began))
+	w.slots.ran(time.Since(began))
 	return err
 }
 
@@ -144,7 +146,7 @@ func (w *Worker) handle(ctx context.Context, c *claim) (err error) {
 func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim) {
 	w := t.worker
 	classify := func(lost error) outcome {
-		v := w.classify(c, err, lost)
+		v := w.judge.of(c, err, lost)
 		if v.end == store.Finished || v.end == store.Died {
 			v.result = result.get()
 		}
@@ -153,7 +155,7 @@ func (t *turn) conclude(c *claim, err error, result *resultHolder) (next *claim)
 	}
 	v := classify(t.lost())
 	if v.end <= store.Postponed { // the handler can run it
-		w.handsBack.Store(false)
+		w.judge.handsBack.Store(false)
 	}
 	if t.goesOn(c, v) {
 		return t.follow(c, v)
@@ -212,7 +214,7 @@ func (t *turn) over(c *claim, v outcome) (next *claim) {
 // cancelled, or have expired.
 func (t *turn) reconsider(c *claim) {
 	if t.reserved {
-		t.worker.reconsider(c.message.Key)
+		t.worker.waker.reconsider(c.message.Key)
 	}
 }
 
@@ -287,9 +289,10 @@ func (c messageContext) Err() error {
 	return c.Context.Err()
 }
 
-// under makes the ctx of a message's handler: it ends with its claim and with parent.
-func (w *Worker) under(parent context.Context, c *claim, leased bool) (context.Context, func()) {
-	if !leased {
+// under makes the ctx of a message's handler: it ends with its claim and with the turn.
+func (t *turn) under(c *claim) (context.Context, func()) {
+	w, parent := t.worker, t.ctx
+	if t.lease == nil {
 		return messageContext{c.ctx, func() { w.claims.expire(c) }}, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(parent)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
@@ -20,14 +21,14 @@ func (w *Worker) wakeReleased(ctx context.Context, cancel func(), wakers *sync.W
 	var helpers sync.WaitGroup
 	helpers.Go(func() { w.boundDrain(ctx, cancel, drained) })
 	helpers.Go(func() {
-		for key := range w.toUnreserve {
-			w.unreserve(ctx, key)
+		for key := range w.waker.toUnreserve {
+			w.waker.unreserve(ctx, key)
 		}
 		cancel()
 	})
 	w.dispatch(drained)
 	wakers.Wait()
-	close(w.toUnreserve)
+	close(w.waker.toUnreserve)
 	helpers.Wait()
 }
 
@@ -67,13 +68,13 @@ func (w *Worker) dispatch(drained <-chan struct{}) {
 	}
 	for {
 		select {
-		case key := <-w.released:
+		case key := <-w.waker.released:
 			pass(key)
 			continue
 		case <-drained:
 		}
-		for len(w.released) > 0 {
-			pass(<-w.released)
+		for len(w.waker.released) > 0 {
+			pass(<-w.waker.released)
 		}
 		return
 	}
@@ -98,7 +99,7 @@ func (w *fetcher) wakeFreed(ctx context.Context) {
 				w.wakeFetchers(w.partition.Base)
 			case store.WakeNone, store.WakeHalt:
 				select {
-				case w.toUnreserve <- key:
+				case w.waker.toUnreserve <- key:
 				default: // the reservation ends by itself
 				}
 			}
@@ -106,9 +107,17 @@ func (w *fetcher) wakeFreed(ctx context.Context) {
 	}
 }
 
+// waker has the keys that may be free.
+type waker struct {
+	released    chan string // wake their messages
+	toUnreserve chan string // those among them without messages that could run now: end their reservations
+	queue       *Queue
+	locker      *core.Locker
+}
+
 // reconsider checks whether a key has messages, and wakes their head, or ends the key's
 // reservation. It does not wait.
-func (w *Worker) reconsider(key string) {
+func (w *waker) reconsider(key string) {
 	select {
 	case w.released <- key:
 	default: // the reservation ends by itself
@@ -118,7 +127,7 @@ func (w *Worker) reconsider(key string) {
 // unreserve ends the reservation of a key without messages that could run now: they were cancelled,
 // have expired, or wait for their time. A message that is parked meanwhile makes the reservation
 // anew.
-func (w *Worker) unreserve(ctx context.Context, key string) {
+func (w *waker) unreserve(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(ctx, store.CommandTimeout)
 	defer cancel()
 	stamp, err := reservations.Stamp(ctx, w.locker, key)

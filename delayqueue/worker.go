@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
@@ -25,18 +23,9 @@ import (
 //
 // The zero Worker is not useful: use [NewWorker].
 type Worker struct {
-	queue       *Queue
-	locker      *core.Locker
-	handler     Handler
-	middleware  []Middleware
-	concurrency int
-	lockOptions []core.AcquireOption
-	ownLeases   bool // each message has a lease of its own
-	lease       time.Duration
-	retry       bounds // after failed attempts
-	conflict    bounds // while a key is held
-	log         *slog.Logger
-	observer    Observer
+	workerSettings
+	queue  *Queue
+	locker *core.Locker
 
 	mu       sync.Mutex
 	started  bool
@@ -45,26 +34,17 @@ type Worker struct {
 	done     chan struct{} // closed: every goroutine has ended
 
 	// ctx is the parent of every handler's ctx; Stop cancels it when its own ctx ends.
-	ctx         context.Context
-	cancel      context.CancelCauseFunc
-	slots       chan struct{} // holds one for each message that is run, or asked for
-	ahead       chan struct{} // more slots, while handlers are quick
-	running     chan struct{} // holds one for each message that is run
-	pace        pace
-	poison      atomic.Int64  // messages that run, or are about to, and may be poison: beside them nothing is claimed ahead
-	alone       chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
-	handlers    sync.WaitGroup
-	fetching    sync.Map // the numbers of goroutines that start those of handlers
-	claims      claims
-	handsBack   atomic.Bool // the last message that it had
-	paused      atomic.Bool
-	claimed     atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
-	released    chan string  // keys that may be free: wake their messages
-	toUnreserve chan string  // keys among them without messages that could run now: end their reservations
-	wakeups     *listener.Listener
-	// The client of heartbeats that the user gave, or nil; and the one that they use.
-	heartbeats redis.UniversalClient
-	beats      *dedicated.Client
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	slots    *slots
+	handlers sync.WaitGroup
+	fetching sync.Map // the numbers of goroutines that start those of handlers
+	claims   claims
+	judge    judge
+	paused   atomic.Bool
+	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
+	waker    waker
+	wakeups  *listener.Listener
 
 	fetchersMu sync.Mutex
 	fetchers   atomic.Pointer[[]*fetcher] // of every partition that the Worker has served
@@ -94,19 +74,19 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		return nil, invalidOption("NewWorker: the handler is nil")
 	}
 	w := &Worker{
-		queue:       q,
-		locker:      locker,
-		handler:     h,
-		concurrency: 8,
-		lease:       30 * time.Second,
-		retry:       bounds{time.Second, time.Minute},
-		conflict:    bounds{250 * time.Millisecond, 5 * time.Second},
-		log:         slog.Default(),
-		observer:    q.observer,
-		stopping:    make(chan struct{}),
-		done:        make(chan struct{}),
-		released:    make(chan string, announcements),
-		toUnreserve: make(chan string, announcements),
+		workerSettings: workerSettings{
+			handler:     h,
+			concurrency: 8,
+			lease:       30 * time.Second,
+			retry:       bounds{time.Second, time.Minute},
+			conflict:    bounds{250 * time.Millisecond, 5 * time.Second},
+			log:         slog.Default(),
+			observer:    q.observer,
+		},
+		queue:    q,
+		locker:   locker,
+		stopping: make(chan struct{}),
+		done:     make(chan struct{}),
 	}
 	if q.reservationWindow > 0 { // each try of a held key reserves it anew: before that runs out
 		w.conflict.most = min(w.conflict.most, q.reservationWindow/2)
@@ -137,12 +117,11 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 func (w *Worker) complete() {
 	q := w.queue
 	w.log = w.log.With(slog.String("queue", q.name))
-	w.slots, w.running = make(chan struct{}, w.concurrency), make(chan struct{}, w.concurrency)
-	w.ahead = make(chan struct{}, aheadMost*w.concurrency)
-	w.alone = make(chan struct{}, 1)
-	w.pace.mean.Store(int64(aheadWait)) // not quick
-	w.claims.held = map[*claim]struct{}{}
-	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.released))
+	w.slots = newSlots(w.concurrency, q.maxAttempts == 1, w.fetchMore)
+	w.waker = waker{released: make(chan string, announcements), toUnreserve: make(chan string, announcements), queue: q, locker: w.locker}
+	w.judge.retry, w.judge.conflict, w.judge.maxAttempts = w.retry, w.conflict, q.maxAttempts
+	w.claims.held, w.claims.lease, w.claims.rdb, w.claims.given, w.claims.log = map[*claim]struct{}{}, w.lease, q.rdb, w.heartbeats, w.log
+	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.waker.released))
 	if q.reservationWindow > 0 {
 		w.lockOptions = append(w.lockOptions, reservations.Reserved(q.reservationWindow))
 	}
@@ -150,9 +129,9 @@ func (w *Worker) complete() {
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	w.fetchers.Store(&[]*fetcher{})
 	w.wakeups = listener.New(q.rdb, wakeChannel(&q.settings), func() {
-		w.beats.Follow()
+		w.claims.beats.Follow()
 		w.wakeFetchers("")
-	}, func(error) { w.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
+	}, func(error) { w.claims.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
 }
 
 // Start starts the Worker in the background. It does not wait for Redis: while that is down the Worker tries again,
@@ -236,8 +215,8 @@ func goroutine() (own, parent string) {
 func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
-	w.beats = dedicated.New(w.queue.rdb, w.heartbeats, heartbeatConns)
-	defer w.beats.Close()
+	w.claims.beats = dedicated.New(w.queue.rdb, w.heartbeats, heartbeatConns)
+	defer w.claims.beats.Close()
 	var helpers, claiming, wakers sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background()) // of wakes
 	defer cancel()
@@ -246,7 +225,7 @@ func (w *Worker) run() {
 	w.serve(func(c *fetcher) {
 		if !c.served {
 			c.served = true
-			helpers.Go(func() { w.heartbeat(c.partition, drained) })
+			helpers.Go(func() { w.claims.heartbeat(c.partition, drained) })
 			wakers.Go(func() { c.wakeFreed(ctx) })
 		}
 		claiming.Go(c.run)
@@ -311,10 +290,20 @@ func (w *Worker) serveOnly(m *manifest, start func(*fetcher)) {
 func (w *Worker) onWakeMessage(message string) {
 	base, key, emptied := strings.Cut(message, " ")
 	if emptied {
-		w.reconsider(key)
+		w.waker.reconsider(key)
 		return
 	}
 	w.wakeFetchers(base)
+}
+
+// fetchMore tells the fetchers that more may be claimed than before.
+func (w *Worker) fetchMore() {
+	for _, c := range *w.fetchers.Load() {
+		select {
+		case c.moreSlots <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // wakeFetchers wakes the fetcher of the partition with this base; all of them if base is empty.

@@ -19,6 +19,21 @@ const (
 // WorkerOption configures a [Worker].
 type WorkerOption func(*Worker) error
 
+// workerSettings are what options set.
+type workerSettings struct {
+	handler     Handler
+	middleware  []Middleware
+	concurrency int
+	lockOptions []core.AcquireOption
+	ownLeases   bool // each message has a lease of its own
+	lease       time.Duration
+	retry       bounds // after failed attempts
+	conflict    bounds // while a key is held
+	log         *slog.Logger
+	observer    Observer
+	heartbeats  redis.UniversalClient // the client of heartbeats that the user gave, or nil
+}
+
 // WithConcurrency sets how many messages the Worker runs at once. Default 8; 1 to 10,000.
 //
 // The Worker claims no more messages than that, except while its handlers have lately taken less than 0.5 ms on
