@@ -167,7 +167,7 @@ func TestLastAttempt_IsNotedInRedis(t *testing.T) {
 func TestClaim_MutantsOfTheLastAttemptAreCaught(t *testing.T) {
 	t.Parallel()
 	requireCaught(t, marksAlone, []mutant{
-		{"what runs alone is not noted", "extend", "      add(r, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))\n", ""},
+		{"what runs alone is not noted", "extend", "      add(ATTEMPTS, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))\n", ""},
 		{"a loss forgets it", "claim", "'-', mark and mark", "'-', mark and '------'"},
 		{"a noted message is not held", "", "state:sub(8) == sent:sub(8)", "state:sub(2) == sent:sub(2)"},
 	})

@@ -5,7 +5,7 @@
 local max_depth, max_fifo, max_key, max_principal = ARGV[3]:match('^(%d+) (%d+) (%d+) (%d+)$')
 max_depth, max_fifo, max_key, max_principal = tonumber(max_depth), tonumber(max_fifo), tonumber(max_key), tonumber(max_principal)
 
-all = redis.call('HLEN', m)
+all = redis.call('HLEN', MESSAGES)
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
 
 if all == 0 then -- a count that was lost is right again
@@ -19,7 +19,7 @@ local function full(key, principal, n, size)
     if not lengths[key] then
       lengths[key] = math.floor(used / message_size(0, '', 'k', '', '')) -- at most: count only near the bound
       if lengths[key] + 64 > max_fifo then
-        lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
+        lengths[key] = redis.call('ZLEXCOUNT', FIFOS, '[' .. key .. '\n', '(' .. key .. '\11')
       end
       headed[key] = lengths[key] > 0 and #fifo(key, '1') > 0
       if lengths[key] == 0 then
@@ -33,16 +33,16 @@ local function full(key, principal, n, size)
   if principal ~= '' and use('p', principal) + size > max_principal then
     return 'principal full'
   end
-  local deep = all + n > max_depth and all + n - redis.call('ZCARD', x) > max_depth
+  local deep = all + n > max_depth and all + n - redis.call('ZCARD', DEAD) > max_depth
   return (deep or bytes + size > open_room()) and 'queue full' or nil
 end
 
 -- Stores a message. Its place is its number, '~' or '\127'; with a key it has gone through full() before.
--- If it is due at a time, z has it.
+-- If it is due at a time, WAITING has it.
 local function admit(id, key, principal, rec, place, due, size)
-  add(m, id, rec)
+  add(MESSAGES, id, rec)
   if key ~= '' then
-    add(f, key .. '\n' .. place .. id, '0')
+    add(FIFOS, key .. '\n' .. place .. id, '0')
     lengths[key] = lengths[key] + 1
     use('k', key, size)
   end

@@ -16,12 +16,12 @@ for _, n in ipairs(back) do
   note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, states[n]:sub(2))
   look_at(id .. ' ' .. key, math.min(next, tonumber(not_after)))
   if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then -- no handler was given it
-    local by = redis.call('HGET', u, slot)
-    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then -- that one has come since, and is to run in place of this one
+    local by = redis.call('HGET', USES, slot)
+    if by and by ~= id and redis.call('HEXISTS', MESSAGES, by) == 1 then -- that one has come since, and is to run in place of this one
       apply()
-      discard(id, key, redis.call('HGET', m, id) or '', 's', by)
+      discard(id, key, redis.call('HGET', MESSAGES, id) or '', 's', by)
     elseif by ~= id then -- it ended in another way: the next one replaces this one again
-      add(u, slot, id)
+      add(USES, slot, id)
     end
   end
 end

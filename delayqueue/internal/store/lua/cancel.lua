@@ -6,12 +6,12 @@
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua
-redis.call('HDEL', c, '')
+redis.call('HDEL', COUNTS, '')
 local replies = {}
 for i = 3, #ARGV do
   local id = ARGV[i]
-  local rec = redis.call('HGET', m, id)
-  local queued = rec and rec:sub(1, 1) == '1' and not is_running(redis.call('HGET', r, id)) and not redis.call('HGET', y, id)
+  local rec = redis.call('HGET', MESSAGES, id)
+  local queued = rec and rec:sub(1, 1) == '1' and not is_running(redis.call('HGET', ATTEMPTS, id)) and not redis.call('HGET', DEAD_LETTERS, id)
   local how = queued and (too_old(rec) and 'e' or 'c')
   if how then
     discard(id, key_of(rec), rec, how)

@@ -24,14 +24,14 @@
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
 local APART = 10 -- ms
-redis.call('HDEL', c, '')
+redis.call('HDEL', COUNTS, '')
 span = lease + retention
 
 local HEAD = 7
 local reply = {0, 0, 0, {}, NOW, back_by, '0 '}
 local session, number = token:match('^(.*)%.(%d+)$')
 session, number = session or token, tonumber(number) or 1
-local last, taken = (token ~= '' and redis.call('HGET', k, session) or ''):match('^%d+ (%d+)(.*)$')
+local last, taken = (token ~= '' and redis.call('HGET', RECEIPTS, session) or ''):match('^%d+ (%d+)(.*)$')
 if last and number <= tonumber(last) then
   for id in string.gmatch(number == tonumber(last) and taken or '', '%S+') do
     reply[#reply + 1] = again(id, token, lease)
@@ -43,13 +43,13 @@ end
 -- Claims that have ended: their workers died, or cannot reach Redis. One of the messages may kill its worker each time: so those
 -- without a key become due one after the other, and are not claimed together with it again. What has a key does not wait: its key
 -- is reserved only for what could run.
-for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+for i, member in ipairs(redis.call('ZRANGEBYSCORE', RUNNING, '-inf', NOW, 'LIMIT', '0', STEPS)) do
   local id, key = split(member)
-  local state = redis.call('HGET', r, id) or UNTRIED
+  local state = redis.call('HGET', ATTEMPTS, id) or UNTRIED
   local mark, attempts, conflicts, losses, handed = state:match('^.(......)(%d+) (%d+) (%d+) (%d+) ')
-  remove(w, member)
+  remove(RUNNING, member)
   local was = state:sub(2)
-  local t = read(id, redis.call('HGET', m, id) or '')
+  local t = read(id, redis.call('HGET', MESSAGES, id) or '')
   note_tries(id, t.key, t.principal, '-', mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
     '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or was, was)
   look_at(member, key == '' and now + (i - 1) * APART or now)
@@ -57,7 +57,7 @@ for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0'
 end
 
 -- Dead letters that were kept for long enough.
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', DEAD, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)) do
   forget(id)
 end
 local more
@@ -76,12 +76,12 @@ if paused_until <= now then
   for i = first, #reply do
     ids[#ids + 1] = split(reply[i][1])
   end
-  if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. number .. ' ' .. table.concat(ids, ' ')) == 1 then
-    made, touched[k] = true, true
-    local some = redis.call('HRANDFIELD', k, STEPS, 'WITHVALUES')
+  if #ids > 0 and redis.call('HSET', RECEIPTS, session, NOW .. ' ' .. number .. ' ' .. table.concat(ids, ' ')) == 1 then
+    made, touched[RECEIPTS] = true, true
+    local some = redis.call('HRANDFIELD', RECEIPTS, STEPS, 'WITHVALUES')
     for i = 1, #some, 2 do
       if (whole(some[i + 1]:match('^%S+')) or 0) < now - math.max(retention, SLACK) then
-        remove(k, some[i])
+        remove(RECEIPTS, some[i])
       end
     end
   end
@@ -90,9 +90,9 @@ if paused_until <= now then
 end
 
 -- Keys that have no messages any more which nobody ran.
-reply[4] = redis.call('ZRANGE', e, 0, STEPS - 1)
+reply[4] = redis.call('ZRANGE', EMPTIED, 0, STEPS - 1)
 for _, key in ipairs(reply[4]) do
-  remove(e, key)
+  remove(EMPTIED, key)
 end
 
 read_rings() -- which forgets what need not be remembered any more
@@ -101,11 +101,11 @@ local next = now + HORIZON
 if paused_until > now then
   next = math.min(next, paused_until)
 elseif want_most > 0 then
-  next = math.min(next, first_in(z) or next)
+  next = math.min(next, first_in(WAITING) or next)
 end
-next = math.min(next, first_in(w) or next, (more or #reply[4] == STEPS) and now or next)
+next = math.min(next, first_in(RUNNING) or next, (more or #reply[4] == STEPS) and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
 if math.abs(now - (whole(own[8]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
-  add(c, 'claimed', NOW)
+  add(COUNTS, 'claimed', NOW)
 end
 return conclude(reply)

@@ -1,5 +1,5 @@
 -- The partition's clock, for common.lua and page.lua. It is that of Redis, but is never set back: when that happens it runs on from
--- where it was, so that what is due stays due, and what is to come does so after the time that it had left. 'latest', in c, is what
+-- where it was, so that what is due stays due, and what is to come does so after the time that it had left. 'latest', in COUNTS, is what
 -- it showed when that was noted last, and 'back' is what it is ahead by, in ms. When Redis's clock jumps forward again, as when it
 -- is put right, this one stands, and is ahead by less. To jump is to go on by JUMP since 'latest', or by all of 'back'. A pause in
 -- which nobody called looks like that too: then what waits does so for longer, by the pause or by 'back' at most.

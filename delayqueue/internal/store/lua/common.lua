@@ -7,24 +7,24 @@
 --          partition may take
 -- ARGV[2]  the retention of dead letters, in ms
 --
--- m  HASH  id -> record: a message that is queued or running, or a dead letter
--- z  ZSET  member -> when to look next, in ms: keyless messages, heads of keys, delayed ones
--- w  ZSET  member -> end of the claim, in ms: what runs
--- r  HASH  id -> attempts: of those that run, or were tried
--- f  ZSET  place, all of score 0: every key's FIFO, head first; then what is delayed
--- c  HASH  counts, and the state of the partition itself
--- x  ZSET  id -> ms of death
--- y  HASH  id -> ending, of dead letters
--- e  ZSET  key -> ms when the last of its messages ended unrun
--- k  HASH  receipts of claims, for the reply to a claim that is sent again
+-- m  MESSAGES      HASH  id -> record: a message that is queued or running, or a dead letter
+-- z  WAITING       ZSET  member -> when to look next, in ms: keyless messages, heads of keys, delayed ones
+-- w  RUNNING       ZSET  member -> end of the claim, in ms: what runs
+-- r  ATTEMPTS      HASH  id -> attempts: of those that run, or were tried
+-- f  FIFOS         ZSET  place, all of score 0: every key's FIFO, head first; then what is delayed
+-- c  COUNTS        HASH  counts, and the state of the partition itself
+-- x  DEAD          ZSET  id -> ms of death
+-- y  DEAD_LETTERS  HASH  id -> ending, of dead letters
+-- e  EMPTIED       ZSET  key -> ms when the last of its messages ended unrun
+-- k  RECEIPTS      HASH  receipts of claims, for the reply to a claim that is sent again
 -- s0 to s3 HASH  id -> result, n0 to n3 HASH  id -> ending, of ids that the queue made, d0 to d3 the same of ids that
 --   callers gave: messages that have ended, in three rings of buckets
--- u  HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
---          without its times -> id of the message that a newer one replaces
--- h  HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
--- g  ZSET  n and a name, p and a group -> bytes of its dead letters; a group is <name>\n<principal>
--- l  ZSET  <group>\n<ended><id>, all of score 0: every dead letter, of each group the oldest first
--- b:<id>  STRING, a payload that is too long for a record, for as long as m has the message
+-- u  USES          HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
+--                  without its times -> id of the message that a newer one replaces
+-- h  HALTS         HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
+-- g  LOADS         ZSET  n and a name, p and a group -> bytes of its dead letters; a group is <name>\n<principal>
+-- l  LETTERS       ZSET  <group>\n<ended><id>, all of score 0: every dead letter, of each group the oldest first
+-- b:<id>  STRING, a payload that is too long for a record, for as long as MESSAGES has the message
 --
 -- member    <id> <key>
 -- place     <key>\n<seq><id>, or <key>\n~<id> while it is delayed, <key>\n\127<id> while it is quiet
@@ -42,35 +42,35 @@
 --           ended is hexadecimal; the age is from when it was enqueued until not_after
 --
 -- Each message of a key that is queued or running has one place; the first that is not delayed
--- is the key's head, and that alone is in z, or in w. The scripts take a record as it is: its worker
+-- is the key's head, and that alone is in WAITING, or in RUNNING. The scripts take a record as it is: its worker
 -- makes a dead letter of what it cannot read. A member names the key, so that it can.
 --
 -- What a script writes it puts off, to write it with one command for each key: what it has to read
 -- itself it apply()s. Every script ends with flush(), or with conclude(). The first write is of a command that Redis runs
 -- when its memory is full, or is the one that grows the queue: so a script is refused as a whole or runs
 -- as a whole, never in part.
-local m, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 10)
+local MESSAGES, WAITING, RUNNING, ATTEMPTS, FIFOS, COUNTS, DEAD, DEAD_LETTERS, EMPTIED, RECEIPTS = unpack(KEYS, 1, 10)
 local RESULTS, MADE, GIVEN, BUCKETS = 11, 15, 19, 4 -- where rings begin in KEYS
-local u, h, g, l = unpack(KEYS, 23, 26)
+local USES, HALTS, LOADS, LETTERS = unpack(KEYS, 23, 26)
 local FIRST_BODY = 27
 local bodies, body_at = {}, {} -- ids -> keys of long payloads, and which of them it is
 for i = FIRST_BODY, #KEYS do
-  local id = KEYS[i]:sub(#m + 2)
+  local id = KEYS[i]:sub(#MESSAGES + 2)
   bodies[id], body_at[id] = KEYS[i], i - FIRST_BODY + 1
 end
 local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script reaps at most, of each kind
-local SLACK = 3600000 -- ms that a key lives for longer at most, c and k twice that, so that it is seldom told to; a long payload at least
+local SLACK = 3600000 -- ms that a key lives for longer at most, COUNTS and RECEIPTS twice that, so that it is seldom told to; a long payload at least
 local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
-local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
+local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that COUNTS lives
 local HISTORY = math.floor(max_bytes / 2) -- bytes that what ended may take beside what is queued or runs, and dead letters again
 local FLOOR = math.floor(HISTORY / 8) -- bytes of that which each ring keeps for itself
-local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true, [g] = true, [l] = true}
--- Keys are written in this order. One that is not of its type fails: then m is as it was.
-local ORDER = {z, w, f, x, e, r, y, k, u, h, g, l, c, m}
+local ZSETS = {[WAITING] = true, [RUNNING] = true, [FIFOS] = true, [DEAD] = true, [EMPTIED] = true, [LOADS] = true, [LETTERS] = true}
+-- Keys are written in this order. One that is not of its type fails: then MESSAGES is as it was.
+local ORDER = {WAITING, RUNNING, FIFOS, DEAD, EMPTIED, ATTEMPTS, DEAD_LETTERS, RECEIPTS, USES, HALTS, LOADS, LETTERS, COUNTS, MESSAGES}
 
 -- Redis makes the text of a number that it is given more slowly.
 local function text(n) return string.format('%d', n) end
@@ -83,7 +83,7 @@ end
 
 local OWN = {'seq', 'bytes', 'ended', 'till', 'letters', 'paused', 'awaited', 'claimed', 'endless', 'enqueued', 'done',
   'results', 'made', 'given', 'latest', 'back'}
-local own = redis.call('HMGET', c, unpack(OWN))
+local own = redis.call('HMGET', COUNTS, unpack(OWN))
 
 local latest, back_by = whole(own[15]) or 0, whole(own[16]) or 0
 -- #include clock.lua
@@ -92,18 +92,18 @@ local NOW, MICROS = text(now), text(micros)
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4]), whole(own[5])}
 local seq, bytes, ended_bytes, till, letter_bytes = had[1] or 0, had[2] or 0, had[3] or 0, had[4], had[5] or 0
 local paused_until, awaited_until = whole(own[6]) or 0, whole(own[7]) or 0
-local endless = own[9] == '1' -- no key of messages expires: m was large
+local endless = own[9] == '1' -- no key of messages expires: MESSAGES was large
 
--- Until when the keys of messages live. Where that was lost they live as long as m, and a large one has no end.
+-- Until when the keys of messages live. Where that was lost they live as long as MESSAGES, and a large one has no end.
 if not till then
-  local left = redis.call('PTTL', m)
+  local left = redis.call('PTTL', MESSAGES)
   till = now + (left == -1 and LONGEST or left)
 end
 
-local all -- how many messages m has, dead letters too, in a script that counts them
+local all -- how many messages MESSAGES has, dead letters too, in a script that counts them
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
 local made = false -- whether a key was perhaps not there before it was written
-local counts, uses, loads = {}, {}, {} -- uses: fields of u, with their numbers; loads: members of g
+local counts, uses, loads = {}, {}, {} -- uses: fields of USES, with their numbers; loads: members of LOADS
 local rings = {} -- what finish.lua knows of what has ended
 local freed = {} -- ids of messages that need their long payload no more
 local ended = {} -- ids of messages that this script ended
@@ -163,14 +163,14 @@ local function use(kind, name, more)
     return 0
   end
   local field = kind .. name
-  uses[field] = uses[field] or whole(redis.call('HGET', u, field)) or 0
+  uses[field] = uses[field] or whole(redis.call('HGET', USES, field)) or 0
   uses[field] = math.max(0, uses[field] + (more or 0))
   return uses[field]
 end
 
--- Writes the sums of u and g, with all that was put off.
+-- Writes the sums of USES and LOADS, with all that was put off.
 local function write_sums()
-  for key, sums in pairs({[u] = uses, [g] = loads}) do
+  for key, sums in pairs({[USES] = uses, [LOADS] = loads}) do
     for field, n in pairs(sums) do
       if n > 0 then
         add(key, field, text(n))
@@ -194,8 +194,8 @@ local function open_room()
   return max_bytes - math.max(0, math.min(ended_bytes - HISTORY, given + 2 * FLOOR - HISTORY))
 end
 
--- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
--- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
+-- What a message takes of Redis whose record and payload have n bytes: entries in MESSAGES, WAITING or RUNNING, and ATTEMPTS; with a key one in FIFOS and
+-- one in USES, with a principal and with a slot one in USES each. Redis rounds up, by a quarter at most.
 local function message_size(n, id, key, principal, slot)
   n = n + 3 * #id
   if key ~= '' then
@@ -210,14 +210,14 @@ local function message_size(n, id, key, principal, slot)
   return 280 + math.floor(1.25 * n)
 end
 
--- The number of the next message that comes: it grows, also if c is lost.
+-- The number of the next message that comes: it grows, also if COUNTS is lost.
 local function next_seq()
   seq = math.max(micros, seq + 1)
   return text(seq)
 end
 
 local function look_at(member, at)
-  add(z, member, at == now and NOW or text(at))
+  add(WAITING, member, at == now and NOW or text(at))
   if not soonest or at < soonest then
     soonest = at
   end
@@ -225,7 +225,7 @@ end
 
 -- The first places of a key, without what is delayed.
 local function fifo(key, n)
-  return redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
+  return redis.call('ZRANGEBYLEX', FIFOS, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
 end
 
 local function id_at(place, key) return place:sub(#key + 18) end
@@ -240,14 +240,14 @@ local function is_held(state, sent) return state == sent or is_running(state) an
 
 -- Publishes to a channel of the queue, which may be forbidden.
 local function publish(channel, message)
-  local queue = string.gsub(m:sub(1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
+  local queue = string.gsub(MESSAGES:sub(1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
   redis.pcall('PUBLISH', queue .. channel, message)
 end
 
 -- Wakes the workers: something is due earlier than before, or a key has no messages
 -- any more that nobody ran.
 local function announce(key)
-  local base = m:sub(1, -3)
+  local base = MESSAGES:sub(1, -3)
   publish(':wake', key and base .. ' ' .. key or base)
 end
 
@@ -265,8 +265,8 @@ end
 -- they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    local before = what == 'enqueued' and own[10] or what == 'done' and own[11] or redis.call('HGET', c, what)
-    add(c, what, text((whole(before) or 0) + n))
+    local before = what == 'enqueued' and own[10] or what == 'done' and own[11] or redis.call('HGET', COUNTS, what)
+    add(COUNTS, what, text((whole(before) or 0) + n))
   end
   local later = till < now + span
   if later then
@@ -274,7 +274,7 @@ local function flush()
   end
   for i, n in ipairs({seq, bytes, ended_bytes, till, letter_bytes}) do
     if n ~= had[i] then
-      add(c, OWN[i], text(n))
+      add(COUNTS, OWN[i], text(n))
     end
   end
   for _, ring in ipairs(rings) do
@@ -286,38 +286,38 @@ local function flush()
       for i = 0, BUCKETS - 1 do
         words[#words + 1] = text(ring.last[i])
       end
-      add(c, ring.name, table.concat(words, ' '))
+      add(COUNTS, ring.name, table.concat(words, ' '))
     end
   end
   -- What the clock showed is noted with what is counted, and each second.
   local writes = next(added) or next(removed) or next(touched)
-  if moved ~= 0 or added[c] or writes and now - latest >= 1000 then
-    add(c, 'latest', NOW)
+  if moved ~= 0 or added[COUNTS] or writes and now - latest >= 1000 then
+    add(COUNTS, 'latest', NOW)
   end
   if moved ~= 0 then
-    add(c, 'back', text(back_by))
+    add(COUNTS, 'back', text(back_by))
   end
   local large, crosses = endless, false
   if next(added) or next(removed) or next(touched) then
-    large = (all or redis.call('HLEN', m)) > LARGE
+    large = (all or redis.call('HLEN', MESSAGES)) > LARGE
     crosses = large ~= endless
     if crosses then
-      add(c, 'endless', large and '1' or '0')
+      add(COUNTS, 'endless', large and '1' or '0')
     end
   end
   write_sums()
   -- The keys of messages live as long as the one that is needed for longest: till. That is told to all of them each time that it
-  -- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while m is large.
+  -- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while MESSAGES is large.
   for i = 1, (crosses or not large and (later or made)) and #ORDER or 0 do
     local key = ORDER[i]
     if crosses or later or touched[key] then
-      keep(key, key == c and LASTS + SLACK or key == k and math.max(retention, SLACK) + SLACK or retention, till - now, large)
+      keep(key, key == COUNTS and LASTS + SLACK or key == RECEIPTS and math.max(retention, SLACK) + SLACK or retention, till - now, large)
     end
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))
   end
-  if soonest and #redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. text(soonest), 'LIMIT', '0', '1') == 0 then
+  if soonest and #redis.call('ZRANGEBYSCORE', WAITING, '-inf', '(' .. text(soonest), 'LIMIT', '0', '1') == 0 then
     announce()
   end
 end

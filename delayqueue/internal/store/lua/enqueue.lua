@@ -25,13 +25,13 @@ local IDS, TEXTS, HOWS, PAYLOADS = 4, 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BO
 local claimed = whole(own[8])
 local replies = {now, math.max(0, now - (claimed or now)), bytes} -- a clock may step back
 if n == 0 then -- that is all that is asked for
-  replies[2] = all > redis.call('ZCARD', x) and replies[2] or -1
+  replies[2] = all > redis.call('ZCARD', DEAD) and replies[2] or -1
   return conclude(replies)
 elseif sure == '' and not own[10] then
   replies[2] = -1
   return conclude(replies)
 elseif not claimed then -- from now on somebody ought to
-  add(c, 'claimed', NOW)
+  add(COUNTS, 'claimed', NOW)
 end
 
 -- How messages are stored.
@@ -71,11 +71,11 @@ for i = HOWS + 1, PAYLOADS do
     fields[#fields + 1] = how.about >= how.principal and 'p' .. body:sub(how.principal, how.about) or nil
   end
 end
-for i, used in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+for i, used in ipairs(#fields > 0 and redis.call('HMGET', USES, unpack(fields)) or {}) do
   uses[fields[i]] = all > 0 and whole(used) or 0 -- a count that was lost is right again
 end
 -- Of ids that the queue has made too: a copy of this call that was given up may come after the one that was answered.
-local known = redis.call('HMGET', m, unpack(ARGV, 1 + IDS, TEXTS))
+local known = redis.call('HMGET', MESSAGES, unpack(ARGV, 1 + IDS, TEXTS))
 for i = 1, n do
   known[i] = known[i] and known[i]:sub(33, 45)
 end
@@ -115,7 +115,7 @@ end
 
 local others = {} -- than what is stored for the first time, where there is room, and replaces nothing
 local records, looks, room = {}, {}, open_room()
-added[m], added[z] = records, looks
+added[MESSAGES], added[WAITING] = records, looks
 for _, how in ipairs(hows) do
   local header, plain, at, stored = how.header .. how.inline, not (how.named or how.slot), how.due and text(how.due) or NOW, 0
   for i = how.first, how.last do
@@ -159,7 +159,7 @@ for j = 1, #others, 2 do
   else
     store(how, id, body, key, principal, size, old)
     if how.slot then
-      add(u, slot, id)
+      add(USES, slot, id)
     end
     if old then
       apply()

@@ -7,15 +7,15 @@
 -- returns  for each claim 1 when the caller still holds it, else 0
 -- #include common.lua
 local lease, alone, replies = tonumber(ARGV[3]), ARGV[4] == '1', {}
-redis.call('HDEL', c, '')
+redis.call('HDEL', COUNTS, '')
 for i = 5, #ARGV, 3 do
   local id, key, tries = unpack(ARGV, i, i + 2)
-  local state = redis.call('HGET', r, id)
+  local state = redis.call('HGET', ATTEMPTS, id)
   local held = is_held(state, tries)
   if held then
-    add(w, id .. ' ' .. key, text(now + lease))
+    add(RUNNING, id .. ' ' .. key, text(now + lease))
     if alone then
-      add(r, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))
+      add(ATTEMPTS, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))
     end
     if bodies[id] then
       keep(bodies[id], lease + SLACK, 0)

@@ -1,7 +1,7 @@
 -- Reads records, and ends messages; after common.lua.
 
 local MINUTE = 60000
-local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
+local ENDED_AS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
 local ENDED_AT = string.format('%011x', now)
 
 local endings = {{}, {}, {}} -- of each ring, fields and their values
@@ -37,7 +37,7 @@ local function read(id, rec)
   }
 end
 
--- What the cause in r takes beside its message.
+-- What the cause in ATTEMPTS takes beside its message.
 local function cause_size(tries)
   local _, before = (tries or ''):find('^......%d+ %d+ %d+ %d+ %S* ')
   return before and math.floor(1.25 * (#tries - before)) or 0
@@ -162,7 +162,7 @@ local function remember()
   endings = {{}, {}, {}}
 end
 
--- Where l has a dead letter, and the part before its time, which is its group, and of that its name.
+-- Where LETTERS has a dead letter, and the part before its time, which is its group, and of that its name.
 local function entry_of(id, ending)
   local k, n, p, texts = ending:match('^%d+ %d+ %d+ %w+ %w+ %d+ (%d+) (%d+) (%d+) (.*)$', 19)
   local name = texts and texts:sub(k + 1, k + n) or ''
@@ -170,39 +170,39 @@ local function entry_of(id, ending)
   return group .. '\n' .. ending:sub(2, 12) .. id, group, name
 end
 
--- Counts a dead letter, with sign 1, or no more, with -1: it has entries in m, x, y and l.
+-- Counts a dead letter, with sign 1, or no more, with -1: it has entries in MESSAGES, DEAD, DEAD_LETTERS and LETTERS.
 local function weigh_letter(id, n, ending, sign)
   local entry, group, name = entry_of(id, ending)
   local size = sign * (message_size(n, id, '', '', '') + ending_size(#ending) + ending_size(2 * #entry))
   letter_bytes = math.max(0, letter_bytes + size)
   for _, member in ipairs({'n' .. name, 'p' .. group}) do
-    loads[member] = math.max(0, (loads[member] or tonumber(redis.call('ZSCORE', g, member) or '') or 0) + size)
+    loads[member] = math.max(0, (loads[member] or tonumber(redis.call('ZSCORE', LOADS, member) or '') or 0) + size)
   end
   if sign > 0 then
-    add(l, entry, '0')
+    add(LETTERS, entry, '0')
   else
-    remove(l, entry)
+    remove(LETTERS, entry)
   end
 end
 
--- Ends a message, of an id that its caller gave or not: as COUNTS have it. Its place in f is the caller's.
+-- Ends a message, of an id that its caller gave or not: as ENDED_AS has it. Its place in FIFOS is the caller's.
 local function finish(id, key, principal, slot, n, tries, how, ending, given, result)
   local size = message_size(n, id, key, principal, slot) + cause_size(tries)
-  remove(r, id)
+  remove(ATTEMPTS, id)
   weigh(-size)
   use('k', key, -size)
   use('p', principal, -size)
-  if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
-    remove(u, slot)
+  if slot ~= '' and redis.call('HGET', USES, slot) == id then -- no newer message replaces it
+    remove(USES, slot)
   end
   if how == 'x' then
-    redis.call('HSETNX', m, id, '')
-    add(y, id, ending)
-    add(x, id, NOW)
+    redis.call('HSETNX', MESSAGES, id, '')
+    add(DEAD_LETTERS, id, ending)
+    add(DEAD, id, NOW)
     weigh_letter(id, n, ending, 1)
     span = math.max(span, dead_retention)
   else
-    remove(m, id)
+    remove(MESSAGES, id)
     local list = endings[given and 3 or 2]
     list[#list + 1], list[#list + 2] = id, ending
     if result and result ~= '' then
@@ -210,6 +210,6 @@ local function finish(id, key, principal, slot, n, tries, how, ending, given, re
       list[#list + 1], list[#list + 2] = id, result
     end
   end
-  count(COUNTS[how])
+  count(ENDED_AS[how])
   ended[#ended + 1] = id
 end

@@ -1,6 +1,6 @@
 -- Frees long payloads of messages that have ended. If a message with the id was enqueued anew, the payload is that one's.
 --
--- KEYS[1]   m, as common.lua has it
+-- KEYS[1]   MESSAGES, as common.lua has it
 -- KEYS[2..] payloads
 -- ARGV      the id of each
 -- returns   0

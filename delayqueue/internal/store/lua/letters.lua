@@ -2,9 +2,9 @@
 
 -- Ends the halt of a key if a dead letter made it. Reports whether it did.
 local function resume(key, id)
-  local halt = redis.call('HGET', h, key)
+  local halt = redis.call('HGET', HALTS, key)
   if halt and halt:sub(2) == id then
-    remove(h, key)
+    remove(HALTS, key)
     unrun[key] = 'resumed'
     return true
   end
@@ -12,7 +12,7 @@ end
 
 -- Forgets a dead letter. One that had no room is remembered as others that ended, without its cause and its result.
 local function forget(id, no_room)
-  local rec, ending = redis.call('HGET', m, id) or '', redis.call('HGET', y, id) or ''
+  local rec, ending = redis.call('HGET', MESSAGES, id) or '', redis.call('HGET', DEAD_LETTERS, id) or ''
   local t = read(id, rec)
   local counts, k, n, p, texts = ending:match('^(%d+ %d+ %d+ %w+ %w+ )%d+ (%d+ )(%d+ )(%d+ )(.*)$', 19)
   weigh_letter(id, t.n, ending, -1)
@@ -20,21 +20,21 @@ local function forget(id, no_room)
     local list = endings[rec:match('^..[=B]') and 3 or 2]
     list[#list + 1], list[#list + 2] = id, ending:sub(1, 18) .. counts .. '0 ' .. k .. n .. p .. texts:sub(1, k + n + p)
   end
-  remove(x, id)
-  remove(y, id)
-  remove(m, id)
+  remove(DEAD, id)
+  remove(DEAD_LETTERS, id)
+  remove(MESSAGES, id)
   if t.long then
     freed[#freed + 1] = id
   end
   resume(t.key, id)
 end
 
--- The first members of g, by themselves; those of names, and those of groups. They are read again when what has most of them has less
+-- The first members of LOADS, by themselves; those of names, and those of groups. They are read again when what has most of them has less
 -- than any other may have.
 local heavy, names, groups, lightest = {}, {}, {}, 0
 
 local function read_heavy()
-  local list = redis.call('ZREVRANGE', g, '0', '199', 'WITHSCORES')
+  local list = redis.call('ZREVRANGE', LOADS, '0', '199', 'WITHSCORES')
   heavy, names, groups, lightest = {}, {}, {}, #list == 400 and tonumber(list[400]) or 1
   for i = 1, #list, 2 do
     local rest, is_name = list[i]:sub(2), list[i]:sub(1, 1) == 'n'
@@ -56,8 +56,8 @@ local function first_of(kind, name)
   return found
 end
 
--- The oldest dead letter of the group that has most, of those of the name that has most, and where l has it; or what g has of
--- a group without one. A group that is not among the first of g has so little that any of the name's may be taken for it.
+-- The oldest dead letter of the group that has most, of those of the name that has most, and where LETTERS has it; or what LOADS has of
+-- a group without one. A group that is not among the first of LOADS has so little that any of the name's may be taken for it.
 local function heaviest()
   local most = first_of(names)
   if not most or most.load < lightest then
@@ -71,7 +71,7 @@ local function heaviest()
     return
   end
   local from = (group or name) .. '\n' -- of a name of many groups any of them
-  local entry = redis.call('ZRANGEBYLEX', l, '[' .. from, '(' .. from:sub(1, -2) .. '\11', 'LIMIT', '0', '1')[1]
+  local entry = redis.call('ZRANGEBYLEX', LETTERS, '[' .. from, '(' .. from:sub(1, -2) .. '\11', 'LIMIT', '0', '1')[1]
   return entry and entry:match('^.*\n...........(.*)$'), entry, group and 'p' .. group or 'n' .. name, name
 end
 
@@ -81,9 +81,9 @@ end
 local function forget_most(steps)
   local forgotten, last = 0, ''
   write_sums()
-  while steps > 0 and letter_bytes > HISTORY and redis.call('ZCARD', x) > 1 do
+  while steps > 0 and letter_bytes > HISTORY and redis.call('ZCARD', DEAD) > 1 do
     local id, entry, member, name = heaviest()
-    if id and redis.call('HEXISTS', y, id) == 1 then
+    if id and redis.call('HEXISTS', DEAD_LETTERS, id) == 1 then
       forget(id, true)
       forgotten, last = forgotten + 1, name
       for of, load in pairs(loads) do
@@ -92,9 +92,9 @@ local function forget_most(steps)
         end
       end
     elseif entry then -- somebody removed it
-      remove(l, entry)
+      remove(LETTERS, entry)
     elseif member then
-      remove(g, member)
+      remove(LOADS, member)
       names = {}
     else
       break -- they are not known, and stay for their time

@@ -7,19 +7,19 @@
 -- #include finish.lua
 -- #include ended.lua
 -- #include letters.lua
-redis.call('HDEL', c, '')
+redis.call('HDEL', COUNTS, '')
 local replies = {}
 for i = 3, #ARGV, 2 do
   local id, died = ARGV[i], ARGV[i + 1]
-  local ending = redis.call('HGET', y, id)
+  local ending = redis.call('HGET', DEAD_LETTERS, id)
   local meant = ending and (died == '' or died == ending:sub(2, 12))
   if meant then
     forget(id)
     count('purged')
   elseif not ending then
-    remove(x, id)
+    remove(DEAD, id)
   end
   tidy()
-  replies[#replies + 1] = (meant or not ending and not redis.call('HGET', m, id)) and 1 or 0
+  replies[#replies + 1] = (meant or not ending and not redis.call('HGET', MESSAGES, id)) and 1 or 0
 end
 return conclude(replies)

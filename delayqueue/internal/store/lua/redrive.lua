@@ -14,7 +14,7 @@
 local age = tonumber(ARGV[4])
 
 local function redrive(id, died)
-  local ending, rec = redis.call('HGET', y, id), redis.call('HGET', m, id) or ''
+  local ending, rec = redis.call('HGET', DEAD_LETTERS, id), redis.call('HGET', MESSAGES, id) or ''
   if not ending then
     return 'redriven'
   elseif died ~= '' and died ~= ending:sub(2, 12) then
@@ -37,7 +37,7 @@ local function redrive(id, died)
   if t.key ~= '' and resume(t.key, id) then -- it goes before those that it halted
     number, due = t.number, now
     for _, place in ipairs(fifo(t.key, '1')) do
-      remove(z, id_at(place, t.key) .. ' ' .. t.key)
+      remove(WAITING, id_at(place, t.key) .. ' ' .. t.key)
     end
   end
   local header = '1-' .. rec:sub(3, 3) .. number .. rec:sub(20, 32) .. text(now + age)
@@ -47,8 +47,8 @@ local function redrive(id, died)
   if long then
     keep(bodies[id], age + SLACK, 0)
   end
-  remove(y, id)
-  remove(x, id)
+  remove(DEAD_LETTERS, id)
+  remove(DEAD, id)
   count('redriven')
   tidy()
   return 'redriven'

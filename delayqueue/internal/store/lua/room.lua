@@ -4,9 +4,9 @@
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
 
 local function expire(id)
-  local rec = steps > 0 and redis.call('HGET', m, id)
+  local rec = steps > 0 and redis.call('HGET', MESSAGES, id)
   steps = steps - 1
-  if rec and too_old(rec) and not is_running(redis.call('HGET', r, id)) then
+  if rec and too_old(rec) and not is_running(redis.call('HGET', ATTEMPTS, id)) then
     discard(id, key_of(rec), rec, 'e')
   end
 end
@@ -22,11 +22,11 @@ local function refusal(key, principal, size)
     expire(id_at(place, key))
   end
   tidy()
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', WAITING, '-inf', NOW, 'LIMIT', '0', STEPS)) do
     expire((split(member)))
   end
   tidy()
-  all, lengths, headed = redis.call('HLEN', m), {}, {}
+  all, lengths, headed = redis.call('HLEN', MESSAGES), {}, {}
   read_rings()
   return full(key, principal, 1, size)
 end

@@ -12,7 +12,7 @@
 --           r  the attempt failed; the message goes back
 --           b  it goes back without a failed attempt; then w if it waits for its own key, so that wake.lua makes it due
 --           h  it goes back: this worker cannot run it, another may
---   slot    which field of u has it, if a newer message may replace it
+--   slot    which field of USES has it, if a newer message may replace it
 --   size    of its record and its payload, in bytes
 --   of what ends: its ending, from the mark on; its result or ''
 --   of others: its attempts, without the flag; the delay before it is due again, in ms, and its not_after
@@ -32,7 +32,7 @@ local BYTES = 1048576 -- of payload that are claimed at most, the last message's
 local BACK = {r = true, b = true, bw = true, h = true}
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local idle = paused_until > now -- nothing is to be claimed
-redis.call('HDEL', c, '')
+redis.call('HDEL', COUNTS, '')
 
 local function ends(id, key, principal, seq, tries, how, slot, size, ending, result)
   local letter = how:sub(1, 1)
@@ -41,7 +41,7 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
     local halts = how:sub(2, 2)
     ending, result = ending .. result, ''
     if key ~= '' and halts ~= '-' then
-      add(h, key, halts .. id)
+      add(HALTS, key, halts .. id)
     end
   end
   if bodies[id] and letter == 'x' then
@@ -51,7 +51,7 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
   end
   finish(id, key, principal, slot, tonumber(size), tries:sub(2), letter, ending, how:sub(2, 2) == 'g', result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
-    remove(f, seq ~= '' and key .. '\n' .. seq .. id or fifo(key, '1')[1])
+    remove(FIFOS, seq ~= '' and key .. '\n' .. seq .. id or fifo(key, '1')[1])
   end
 end
 
@@ -66,13 +66,13 @@ for at = FIRST, #ARGV, SIZE do
     fields[#fields + 1] = 'p' .. principal
   end
 end
-for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+for i, n in ipairs(#fields > 0 and redis.call('HMGET', USES, unpack(fields)) or {}) do
   uses[fields[i]] = whole(n) or 0
 end
 
 local replies, heads, due = {}, {}, {} -- heads: keys that have another head -> token for it, or false; due: tokens for what is
 local back, others = {}, {} -- back: numbers of claims that go back; others: those that are not the caller's, or not any more
-local states = redis.call('HMGET', r, unpack(ids))
+local states = redis.call('HMGET', ATTEMPTS, unpack(ids))
 for n, state in ipairs(states) do
   local at = FIRST + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
@@ -81,7 +81,7 @@ for n, state in ipairs(states) do
   else
     local claims = token ~= '' and not idle and which
     replies[n], asked[token] = 1, n
-    remove(w, id .. ' ' .. key)
+    remove(RUNNING, id .. ' ' .. key)
     if BACK[how] then
       back[#back + 1] = n
     else
@@ -109,7 +109,7 @@ for key, token in pairs(heads) do
 end
 want_due(due)
 start(lease, BYTES, replies)
-tidy(#back == 0 and lease) -- what is given back runs by r until then
+tidy(#back == 0 and lease) -- what is given back runs by ATTEMPTS until then
 
 -- The functions of what is rarer are made where they are needed.
 if #others > 0 then
@@ -117,17 +117,17 @@ if #others > 0 then
   -- What a settlement claimed that is sent again runs by its token. Nobody heard of it, so nobody has extended it: few that run
   -- have an earlier end, of those that were claimed or extended since the settlement was sent first.
   local recent, running = {}, {} -- ids; ids by tokens
-  for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
+  for i, member in ipairs(redis.call('ZRANGEBYSCORE', RUNNING, ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
     recent[i] = split(member)
   end
-  for i, state in ipairs(#recent > 0 and redis.call('HMGET', r, unpack(recent)) or {}) do
+  for i, state in ipairs(#recent > 0 and redis.call('HMGET', ATTEMPTS, unpack(recent)) or {}) do
     running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = recent[i]
   end
   for _, other in ipairs(others) do
     local n, id, mark, token = unpack(other)
-    local state = redis.call('HGET', r, id)
+    local state = redis.call('HGET', ATTEMPTS, id)
     local found = state and state:sub(2, 7) == mark -- whether it was settled as it is to be
-    for _, name in ipairs({y, unpack(KEYS, MADE, GIVEN + BUCKETS - 1)}) do
+    for _, name in ipairs({DEAD_LETTERS, unpack(KEYS, MADE, GIVEN + BUCKETS - 1)}) do
       local ending = redis.call('HGET', name, id)
       found = found or ending and ending:sub(13, 18) == mark
     end
@@ -145,6 +145,6 @@ if letter_bytes > HISTORY then
 end
 span = math.max(span, lease + retention)
 replies[#states + 1] = NOW
-replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
+replies[#states + 2] = (first_in(WAITING) or now + 1) <= now and 1 or 0
 replies[#states + 3] = forgotten
 return conclude(replies)

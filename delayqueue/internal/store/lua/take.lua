@@ -18,12 +18,12 @@ local function join(id, key, rec, queued)
   end
   local number = next_seq()
   local place = key .. '\n' .. number .. id
-  add(f, place, '0')
+  add(FIFOS, place, '0')
   for _, was in ipairs({'~', '\127', rec:sub(4, 19)}) do
-    remove(f, key .. '\n' .. was .. id)
+    remove(FIFOS, key .. '\n' .. was .. id)
   end
   if rec:sub(1, 1) == '1' then
-    add(m, id, rec:sub(1, 3) .. number .. rec:sub(20))
+    add(MESSAGES, id, rec:sub(1, 3) .. number .. rec:sub(20))
   end
   queued[#queued + 1] = place
   return true
@@ -38,7 +38,7 @@ local function want_due(list)
   local fifos, strays = {}, {} -- by key its first places; whether nobody looks at a key's head
   while n <= #list and at < most do -- no more than it takes: usually the first are heads
     local size = math.min(math.max(at, #list), most - at)
-    local found = redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', at, size)
+    local found = redis.call('ZRANGEBYSCORE', WAITING, '-inf', NOW, 'WITHSCORES', 'LIMIT', at, size)
     local joining, records = {}, {} -- ids of those that are no head
     for i = 1, #found, 2 do
       local id, key = split(found[i])
@@ -49,16 +49,16 @@ local function want_due(list)
         if head ~= found[i] then
           joining[#joining + 1] = id
           if head and strays[key] == nil then
-            strays[key] = not redis.call('ZSCORE', z, head) and not redis.call('ZSCORE', w, head)
+            strays[key] = not redis.call('ZSCORE', WAITING, head) and not redis.call('ZSCORE', RUNNING, head)
             unrun[key] = unrun[key] or strays[key] and 'ended' or nil
             if strays[key] and id_at(first, key):find(' ', 1, true) then
-              remove(f, first)
+              remove(FIFOS, first)
             end
           end
         end
       end
     end
-    for i, rec in ipairs(#joining > 0 and redis.call('HMGET', m, unpack(joining)) or {}) do
+    for i, rec in ipairs(#joining > 0 and redis.call('HMGET', MESSAGES, unpack(joining)) or {}) do
       records[joining[i]] = rec or ''
     end
     for i = 1, #found, 2 do
@@ -67,12 +67,12 @@ local function want_due(list)
       if n > #list then
         break
       elseif #id == #member then -- junk
-        remove(z, member)
+        remove(WAITING, member)
         member = id .. ' '
       elseif queued and id_at(queued[1] or '', key) ~= id then
-        local waits = strays[key] and redis.call('ZSCORE', f, key .. '\n' .. records[id]:sub(4, 19) .. id) or join(id, key, records[id], queued)
+        local waits = strays[key] and redis.call('ZSCORE', FIFOS, key .. '\n' .. records[id]:sub(4, 19) .. id) or join(id, key, records[id], queued)
         if waits and #queued > 1 then
-          remove(z, member)
+          remove(WAITING, member)
         end
       end
       if not queued or id_at(queued[1] or '', key) == id then
@@ -83,8 +83,8 @@ local function want_due(list)
     at = #found == 2 * size and at + size or most + 1
   end
   if n <= #list and at == most then
-    local due = redis.call('ZCOUNT', z, '-inf', NOW)
-    local latest = redis.call('ZRANGE', z, math.max(most, due - #list), due - 1, 'WITHSCORES')
+    local due = redis.call('ZCOUNT', WAITING, '-inf', NOW)
+    local latest = redis.call('ZRANGE', WAITING, math.max(most, due - #list), due - 1, 'WITHSCORES')
     for i = 1, #latest, 2 do
       local member, id, key = latest[i], split(latest[i])
       local queued = key ~= '' and fifo(key, '2')
@@ -106,21 +106,21 @@ local function start(lease, max_payload, replies)
   if #wanted == 0 then
     return
   end
-  local records, states = redis.call('HMGET', m, unpack(wanted)), redis.call('HMGET', r, unpack(wanted))
-  local halted, till = redis.call('HLEN', h) > 0, text(now + lease)
+  local records, states = redis.call('HMGET', MESSAGES, unpack(wanted)), redis.call('HMGET', ATTEMPTS, unpack(wanted))
+  local halted, till = redis.call('HLEN', HALTS) > 0, text(now + lease)
   for i, id in ipairs(wanted) do
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
     if is_running(state) then
-      remove(z, member)
-      if not redis.call('ZSCORE', w, member) then
-        add(w, member, till)
+      remove(WAITING, member)
+      if not redis.call('ZSCORE', RUNNING, member) then
+        add(RUNNING, member, till)
       end
     elseif too_old(rec) then
       discard(id, member:sub(#id + 2), rec, 'e')
-    elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then -- it only expires
-      add(z, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
+    elseif halted and redis.call('HEXISTS', HALTS, member:sub(#id + 2)) == 1 then -- it only expires
+      add(WAITING, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
     elseif payloads >= max_payload then
-      add(z, member, since[i])
+      add(WAITING, member, since[i])
     else
       local tries, waited = '------1 0 0 0 ' .. token .. ' ', rec:find('^1[pq]')
       if state then
@@ -131,9 +131,9 @@ local function start(lease, max_payload, replies)
       tries = 'r' .. tries
       replies[asked[token] or #replies + 1] = delivery(member, rec, tries, places[i][2] and 1 or 0, waited, since[i])
       payloads = payloads + (is_long(rec) and read(id, rec).n or #rec)
-      remove(z, member)
-      add(w, member, till)
-      add(r, id, tries)
+      remove(WAITING, member)
+      add(RUNNING, member, till)
+      add(ATTEMPTS, id, tries)
     end
   end
 end

@@ -7,9 +7,9 @@
 -- returns  0
 -- #include common.lua
 local what, ms = ARGV[3], tonumber(ARGV[4])
-redis.call('HDEL', c, what)
+redis.call('HDEL', COUNTS, what)
 if ms > 0 then
-  redis.call('HSET', c, what, text(now + ms))
-  keep(c, math.max(ms, LASTS), 0, endless)
+  redis.call('HSET', COUNTS, what, text(now + ms))
+  keep(COUNTS, math.max(ms, LASTS), 0, endless)
 end
 return 0

@@ -8,28 +8,28 @@
 --          the queue is paused; 2 when its head was made due; 3 when a dead letter halts its messages; else 1
 -- #include common.lua
 local wake, idle = ARGV[3] == '1', paused_until > now
-redis.call('HDEL', c, '')
+redis.call('HDEL', COUNTS, '')
 
 -- 1 when a message of the key waits for newer ones to replace it: a fresh call would be undone by it.
 local function quiet(key)
-  return #redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n\127', '(' .. key .. '\11', 'LIMIT', '0', '1')
+  return #redis.call('ZRANGEBYLEX', FIFOS, '[' .. key .. '\n\127', '(' .. key .. '\11', 'LIMIT', '0', '1')
 end
 
 local function look(key)
-  local place, halt = fifo(key, '1')[1], redis.call('HGET', h, key)
+  local place, halt = fifo(key, '1')[1], redis.call('HGET', HALTS, key)
   if halt then
     return halt:sub(1, 1) == 'k' and 1 or 3
   elseif not place then
     return idle and 0 or quiet(key)
   end
   local id = id_at(place, key)
-  local member, state = id .. ' ' .. key, redis.call('HGET', r, id) or ''
-  local flag, at = state:sub(1, 1), tonumber(redis.call('ZSCORE', z, member) or '')
+  local member, state = id .. ' ' .. key, redis.call('HGET', ATTEMPTS, id) or ''
+  local flag, at = state:sub(1, 1), tonumber(redis.call('ZSCORE', WAITING, member) or '')
   if wake and flag == 'w' then
-    add(r, id, '-' .. state:sub(2))
+    add(ATTEMPTS, id, '-' .. state:sub(2))
     look_at(member, now)
   elseif wake and flag == 'r' then
-    add(r, id, 'R' .. state:sub(2))
+    add(ATTEMPTS, id, 'R' .. state:sub(2))
   end
   if is_running(state) then
     return 1
