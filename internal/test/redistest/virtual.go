@@ -23,21 +23,9 @@ func InVirtualTime(t *testing.T, test func(t *testing.T, env *Env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(30 * 365 * 24 * time.Hour) // from 2000 on: today's times in ms have 13 digits
-		m, stop := miniredis.NewMiniRedis(), make(chan struct{})
-		go func() {
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(10 * time.Millisecond):
-					m.FastForward(10 * time.Millisecond) // keys expire
-				}
-			}
-		}()
-		t.Cleanup(func() { // after the clients are closed
-			close(stop)
-			m.Close()
-		})
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		t.Cleanup(m.Close) // after the clients are closed
 		env := &Env{Prefix: prefix(), silent: &atomic.Bool{}}
 		env.dial = dialer(t, func() (net.Conn, error) {
 			conn, err := m.Dial()
