@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core/internal/store"
-	"github.com/perkey-go/perkey/internal/dedicated"
 )
 
 // NeverPoll makes waiting calls rely on being woken.
@@ -65,9 +64,6 @@ func (l *Locker) HeardReserved(key string) bool {
 
 // RenewalTime is when a lease is renewed.
 var RenewalTime = renewalTime
-
-// SentinelLifetime is how long a connection for renewals is used with Sentinel.
-const SentinelLifetime = dedicated.SentinelLifetime
 
 // RecordName is the name in Redis of a key's record.
 var RecordName = store.RecordName
