@@ -96,7 +96,7 @@ func TestReaders_ALeaderThatIsGoneAdmitsNobodyPastAWriter(t *testing.T) {
 		for range readers - 1 {
 			require.NoError(t, granted(t, grants).Release(t.Context()))
 		}
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
 	})
 }
 
@@ -148,12 +148,12 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 	for name, test := range map[string]struct {
 		retries int
 		first   func(next func() error, over <-chan struct{}) error // in place of the first one; nil: its connection breaks
-		within  time.Duration
+		left    func(*testing.T, *redis.Client, string)
 	}{
-		"sent again":    {3, nil, promptly},
-		"cancelled":     {noRetries, nil, promptly},
-		"no connection": {noRetries, func(next func() error, _ <-chan struct{}) error { _ = next(); return redis.ErrPoolTimeout }, promptly},
-		"no answer":     {noRetries, func(_ func() error, over <-chan struct{}) error { <-over; return os.ErrDeadlineExceeded }, orphan},
+		"sent again":    {3, nil, requireNothingLeft},
+		"cancelled":     {noRetries, nil, requireNothingLeft},
+		"no connection": {noRetries, func(next func() error, _ <-chan struct{}) error { _ = next(); return redis.ErrPoolTimeout }, requireNothingLeft},
+		"no answer":     {noRetries, func(_ func() error, over <-chan struct{}) error { <-over; return os.ErrDeadlineExceeded }, requireExpires},
 	} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -192,7 +192,7 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 				for _, lease := range leases {
 					require.NoError(t, lease.Release(t.Context()))
 				}
-				requireNothingLeft(t, direct, env.Prefix, test.within)
+				test.left(t, direct, env.Prefix)
 			})
 		})
 	}
@@ -236,7 +236,7 @@ func TestReaders_WhoLeaveDuringTheirAdmissionHoldNothing(t *testing.T) {
 		for _, c := range []<-chan got{staying[0], late} {
 			require.NoError(t, granted(t, c).Release(t.Context()))
 		}
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
 	})
 }
 

@@ -3,6 +3,7 @@ package core_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -70,6 +71,10 @@ func TestArguments_AreUsedAgainOnlyOnceGoRedisIsDone(t *testing.T) {
 					}
 					options := []core.AcquireOption{core.Named(key, ""), core.LeaseTTL(time.Second + rand.N(time.Second).Round(time.Millisecond))}
 					lease, err := l.Acquire(ctx, key, options...)
+					for errors.Is(err, core.ErrUnavailable) { // as each call at once, after a command that has lost all of its replies
+						time.Sleep(time.Millisecond)
+						lease, err = l.Acquire(ctx, key, options...)
+					}
 					if err == nil {
 						granted.Add(1)
 						if other := holders[i].Swap(lease); other != nil && other.Context().Err() == nil {
@@ -90,9 +95,8 @@ func TestArguments_AreUsedAgainOnlyOnceGoRedisIsDone(t *testing.T) {
 		if text := wrong.Load(); text != nil {
 			t.Error(*text)
 		}
-		require.Positive(t, granted.Load())
-		t.Log(granted.Load(), "calls were granted their key")
-		requireNothingLeft(t, env.Client(t), env.Prefix, 5*time.Second)
+		require.GreaterOrEqual(t, granted.Load(), int64(callers*calls/2), "all that do not leave")
+		requireExpires(t, env.Client(t), env.Prefix)
 	})
 }
 

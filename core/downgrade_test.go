@@ -65,7 +65,7 @@ func TestDowngrade_LetsReadersInAndKeepsWritersOut(t *testing.T) {
 			}
 			require.NoError(t, g.l.Release(t.Context()))
 		}
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly) // a late question is taken back
+		requireNothingLeft(t, env.Client(t), env.Prefix) // a late question is taken back
 	})
 }
 
@@ -106,7 +106,7 @@ func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 			_, err = l.TryAcquire(lease.Context(), "k")
 			require.ErrorIs(t, err, core.ErrUpgrade, "no more than shared")
 			require.NoError(t, lease.Release(t.Context()))
-			requireNothingLeft(t, direct, env.Prefix, promptly)
+			requireNothingLeft(t, direct, env.Prefix)
 		}
 	})
 }

@@ -57,7 +57,7 @@ func testQuitter(t *testing.T, end func()) {
 			}, time.Minute, time.Millisecond)
 			require.ErrorIs(t, err, core.ErrUnavailable)
 			n.live()
-			time.Sleep(promptly)
+			time.Sleep(2 * time.Second)
 			var callers sync.WaitGroup
 			for i := range 50 {
 				callers.Go(func() { assert.NoError(t, l.Do(t.Context(), fmt.Sprint(outage, i%10), nothing)) })

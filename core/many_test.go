@@ -194,7 +194,7 @@ func TestAcquireAll_EndsWithItsCtx(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.NotErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, busy.Release(t.Context()))
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
 	})
 }
 
@@ -212,7 +212,7 @@ func TestAcquireAll_ASetEndsWithItsFirstLease(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrLeaseLost)
 		require.ErrorContains(t, err, `"b"`)
 		require.NotContains(t, err.Error(), `"a"`)
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
 	})
 }
 
@@ -252,7 +252,7 @@ func TestAcquireAll_ASetIsReentrant(t *testing.T) {
 		_, err = l.AcquireAll(read.Context(), []string{"a", "b"})
 		require.ErrorIs(t, err, core.ErrUpgrade)
 		require.NoError(t, read.Release(t.Context()))
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
 	})
 }
 

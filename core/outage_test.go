@@ -207,7 +207,7 @@ func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
 	assert.Less(t, most.Load(), int64(200))
 	close(done)
 	all.Wait()
-	requireNothingLeft(t, direct, env.Prefix, promptly)
+	requireNothingLeft(t, direct, env.Prefix)
 	granted, scripts = commands(t, direct, "set")-granted, commands(t, direct, "evalsha")-scripts
 	t.Logf("%d calls succeeded: %d grants, %d scripts; %d MiB of heap at most", succeeded.Load(), granted, scripts, heap>>20)
 	assert.LessOrEqual(t, granted, succeeded.Load()+200, "calls that have left are granted no key, but for those that leave at the moment")

@@ -280,7 +280,7 @@ func TestQuorum_GrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
 		for _, n := range nodes[:2] {
 			n.live()
 		}
-		time.Sleep(promptly)
+		time.Sleep(2 * time.Second)
 		require.Empty(t, records(nodes))
 	})
 }

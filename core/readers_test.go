@@ -214,5 +214,5 @@ func TestCounted_PermitsOfAProcessEnterTogether(t *testing.T) {
 	for _, lease := range leases[calls-permits:] {
 		require.NoError(t, lease.Release(t.Context()))
 	}
-	requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+	requireNothingLeft(t, env.Client(t), env.Prefix)
 }

@@ -120,7 +120,7 @@ func TestReplicas_AStoppedReplicaDoesNotCount(t *testing.T) {
 	_, err = l.Acquire(ctx, "k", core.WaitReplicas(2, time.Minute))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, core.ErrUnavailable)
-	requireNothingLeft(t, r.primary, "p", promptly)
+	requireNothingLeft(t, r.primary, "p")
 }
 
 func TestReplicas_AKeyFromTheQueueIsReplicatedToo(t *testing.T) {
@@ -146,7 +146,7 @@ func TestReplicas_AKeyFromTheQueueIsReplicatedToo(t *testing.T) {
 			continue
 		}
 		requireNotReplicated(t, outcome(t, waiter).err)
-		requireNothingLeft(t, r.primary, "p", promptly)
+		requireNothingLeft(t, r.primary, "p")
 	}
 }
 

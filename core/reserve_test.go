@@ -245,7 +245,7 @@ func TestReservation_AReservationIsLengthenedAndNeverShortened(t *testing.T) {
 		atLeast(3 * time.Minute)
 		require.NoError(t, unreserve(t, l, lease), "of a lost lease")
 		require.Zero(t, reservedFor(t, l, "k"))
-		requireNothingLeft(t, rdb, env.Prefix, promptly)
+		requireNothingLeft(t, rdb, env.Prefix)
 	})
 }
 

@@ -140,7 +140,7 @@ func TestRetried_AnAcquireThatIsNotSentASecondTimeIsCancelled(t *testing.T) {
 				for range 2 {
 					require.ErrorIs(t, <-results, play.want)
 				}
-				time.Sleep(promptly)
+				time.Sleep(2 * time.Second)
 				for _, key := range nodes[0].Keys() {
 					require.Contains(t, key, "busy")
 				}

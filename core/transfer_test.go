@@ -149,7 +149,7 @@ func TestTransfer_ALeaseResumedInItsOwnProcess(t *testing.T) {
 		require.NoError(t, resumed.Release(ctx))
 		require.ErrorIs(t, context.Cause(taken.Context()), core.ErrLeaseLost, "told before the release returns")
 		require.ErrorIs(t, taken.Release(ctx), core.ErrLeaseLost)
-		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
 	})
 }
 

@@ -303,7 +303,7 @@ func TestLease_AGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 			leave.Store(&cancel)
 			_, err := l.Acquire(ctx, "k")
 			require.ErrorIs(t, err, context.Canceled)
-			requireNothingLeft(t, nodes[0].client(t), "p", promptly)
+			requireNothingLeft(t, nodes[0].client(t), "p")
 		}
 	})
 }
