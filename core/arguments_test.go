@@ -3,7 +3,6 @@ package core_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -70,11 +69,8 @@ func TestArguments_AreUsedAgainOnlyOnceGoRedisIsDone(t *testing.T) {
 						ctx, cancel = context.WithTimeout(t.Context(), rand.N(300*time.Millisecond))
 					}
 					options := []core.AcquireOption{core.Named(key, ""), core.LeaseTTL(time.Second + rand.N(time.Second).Round(time.Millisecond))}
-					lease, err := l.Acquire(ctx, key, options...)
-					for errors.Is(err, core.ErrUnavailable) { // as each call at once, after a command that has lost all of its replies
-						time.Sleep(time.Millisecond)
-						lease, err = l.Acquire(ctx, key, options...)
-					}
+					// After a command that has lost all of its replies each call fails at once for a while.
+					lease, err := acquireInTheEnd(ctx, l, key, options...)
 					if err == nil {
 						granted.Add(1)
 						if other := holders[i].Swap(lease); other != nil && other.Context().Err() == nil {

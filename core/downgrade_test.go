@@ -47,7 +47,7 @@ func TestDowngrade_LetsReadersInAndKeepsWritersOut(t *testing.T) {
 		queued(t, env, "k", 2) // now it does
 
 		require.NoError(t, lease.Downgrade(t.Context()), "twice")
-		require.NoError(t, lease.Extend(t.Context(), time.Second))
+		require.NoError(t, lease.Extend(t.Context(), time.Minute))
 		require.NoError(t, lease.Release(t.Context()))
 		for _, l := range held {
 			require.NoError(t, l.Downgrade(t.Context()), "of a shared one")

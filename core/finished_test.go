@@ -23,53 +23,53 @@ func TestWaiting_BehindPlacesThatAReplicaDidNotSeeEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			env := redistest.Real(t)
-			rdb := env.Client(t)
-			a, last := newLocker(t, env), newLocker(t, env)
-			held, err := a.Acquire(t.Context(), "k")
-			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			done := make(chan error, lockers)
-			for range lockers {
-				l := newLocker(t, env)
-				go func() {
-					lease, err := l.Acquire(ctx, "k")
-					if err == nil {
-						err = lease.Release(context.Background())
+			redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+				rdb := env.Client(t)
+				a, last := newLocker(t, env), newLocker(t, env)
+				held, err := a.Acquire(t.Context(), "k")
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				done := make(chan error, lockers)
+				for range lockers {
+					l := newLocker(t, env)
+					go func() {
+						lease, err := l.Acquire(ctx, "k")
+						if err == nil {
+							err = lease.Release(context.Background())
+						}
+						done <- err
+					}()
+				}
+				queued(t, env, "k", lockers)
+				record := core.RecordName(env.Prefix, "k")
+				redistest.Eventually(t, func() bool {
+					return !strings.Contains(rdb.HGet(t.Context(), record, "queue").Val(), "~")
+				}, "all are told by message")
+				before, err := rdb.HMGet(t.Context(), record, "queue", "waiting").Result()
+				require.NoError(t, err)
+				if leave(cancel); ctx.Err() == nil {
+					require.NoError(t, held.Release(t.Context()))
+				}
+				for range lockers {
+					if err := <-done; ctx.Err() == nil {
+						require.NoError(t, err)
 					}
-					done <- err
-				}()
-			}
-			queued(t, env, "k", lockers)
-			record := core.RecordName(env.Prefix, "k")
-			redistest.Eventually(t, func() bool {
-				return !strings.Contains(rdb.HGet(t.Context(), record, "queue").Val(), "~")
-			}, "all are told by message")
-			before, err := rdb.HMGet(t.Context(), record, "queue", "waiting").Result()
-			require.NoError(t, err)
-			if leave(cancel); ctx.Err() == nil {
-				require.NoError(t, held.Release(t.Context()))
-			}
-			for range lockers {
-				if err := <-done; ctx.Err() == nil {
+				}
+				queued(t, env, "k", 0)
+				if ctx.Err() == nil {
+					held, err = a.Acquire(t.Context(), "k")
 					require.NoError(t, err)
 				}
-			}
-			queued(t, env, "k", 0)
-			if ctx.Err() == nil {
-				held, err = a.Acquire(t.Context(), "k")
-				require.NoError(t, err)
-			}
-			inflate(t, rdb, record)
-			require.NoError(t, rdb.HSet(t.Context(), record, "queue", before[0], "waiting", before[1]).Err())
-			result := acquiring(t, last, "k")
-			queued(t, env, "k", lockers+1)
-			start := time.Now()
-			require.NoError(t, held.Release(t.Context()))
-			require.NoError(t, granted(t, result).Release(t.Context()))
-			t.Logf("the only one that waits has the key after %s", time.Since(start))
-			require.Less(t, time.Since(start), (lockers-1)*time.Second, "%d places of a second each", lockers)
+				inflate(t, rdb, record)
+				require.NoError(t, rdb.HSet(t.Context(), record, "queue", before[0], "waiting", before[1]).Err())
+				result := acquiring(t, last, "k")
+				queued(t, env, "k", lockers+1)
+				start := time.Now()
+				require.NoError(t, held.Release(t.Context()))
+				require.NoError(t, granted(t, result).Release(t.Context()))
+				require.Less(t, time.Since(start), (lockers-1)*time.Second, "%d places of a second each", lockers)
+			})
 		})
 	}
 }

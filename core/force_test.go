@@ -45,9 +45,9 @@ func TestForceRelease_TakesAKeyFromItsHolderAndServesTheNext(t *testing.T) {
 		newer := <-next
 		require.Greater(t, newer.Fence(), lease.Fence())
 		require.False(t, force(t, admin, "k", lease.Fence()), "an old fence does not hit a newer holder")
-		require.NoError(t, newer.Extend(ctx, time.Second))
+		require.NoError(t, newer.Extend(ctx, time.Minute))
 		require.ErrorIs(t, lease.Release(ctx), core.ErrLeaseLost)
-		require.NoError(t, newer.Extend(ctx, time.Second))
+		require.NoError(t, newer.Extend(ctx, time.Minute))
 		require.NoError(t, newer.Release(ctx))
 		require.False(t, force(t, admin, "k", newer.Fence()))
 		requireExpires(t, env.Client(t), env.Prefix)
@@ -183,7 +183,7 @@ func TestForceRelease_KnowsADowngradedGrantByAllOfItsFences(t *testing.T) {
 				for _, fence := range fences {
 					assert.False(t, force(key, fence), "no later holder has it")
 				}
-				assert.NoError(t, reader.Extend(ctx, time.Second), "it is not touched")
+				assert.NoError(t, reader.Extend(ctx, time.Minute), "it is not touched")
 				assert.True(t, force(key, reader.Fence()))
 			})
 		}
@@ -205,8 +205,8 @@ func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
 			require.False(t, force(t, admin, name, leases[2].Fence()+1), "a shared fence is no block")
 			require.True(t, force(t, admin, name, leases[1].Fence()))
 			<-leases[1].Context().Done()
-			require.NoError(t, leases[0].Extend(ctx, time.Second))
-			require.NoError(t, leases[2].Extend(ctx, time.Second))
+			require.NoError(t, leases[0].Extend(ctx, time.Minute))
+			require.NoError(t, leases[2].Extend(ctx, time.Minute))
 			require.ErrorIs(t, leases[1].Release(ctx), core.ErrLeaseLost)
 
 			if name == "counted" {

@@ -50,8 +50,7 @@ func eachNewer(t *testing.T, test func(t *testing.T, env *redistest.Env, newer a
 func TestFormat_AnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const leases, overwritten = 200, 5
-		const ttl = 3 * time.Second
-		l, rdb := newLocker(t, env, core.WithTTL(ttl)), env.Client(t)
+		l, rdb := newLocker(t, env), env.Client(t)
 		held := make([]*core.Lease, leases)
 		for i := range held {
 			var err error
@@ -61,7 +60,9 @@ func TestFormat_AnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
 		for i := range overwritten {
 			require.NoError(t, rdb.Set(t.Context(), core.RecordName(env.Prefix, fmt.Sprint(i*leases/overwritten)), "x", 0).Err())
 		}
-		time.Sleep(3 * ttl / 2)
+		for i := range overwritten {
+			<-held[i*leases/overwritten].Context().Done() // when they are renewed, together with others
+		}
 		for i, lease := range held {
 			if i%(leases/overwritten) == 0 {
 				require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)

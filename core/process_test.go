@@ -164,7 +164,7 @@ func TestProcess_AStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	require.Equal(t, "release true", h.line())
 
 	require.NoError(t, next.Context().Err())
-	require.NoError(t, next.Extend(t.Context(), time.Second), "the late release left the new holder alone")
+	require.NoError(t, next.Extend(t.Context(), time.Minute), "the late release left the new holder alone")
 	require.NoError(t, next.Release(t.Context()))
 }
 

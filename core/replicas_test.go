@@ -188,7 +188,7 @@ func TestReplicas_ALostKeyIsNotReplicated(t *testing.T) {
 	r.replicas[0].Resume()
 	lease := granted(t, waiter)
 	require.NoError(t, lease.Context().Err(), "it asked again")
-	require.NoError(t, lease.Extend(t.Context(), time.Second))
+	require.NoError(t, lease.Extend(t.Context(), time.Minute))
 	require.NoError(t, lease.Release(t.Context()))
 }
 

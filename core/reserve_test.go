@@ -193,7 +193,8 @@ func TestReservation_AGrantThatIsHeardOfLateIsNotHandedOver(t *testing.T) {
 }
 
 func TestReservation_AReservationEndsByItself(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, rdb := newLocker(t, env), env.Client(t)
 		const long = 2 * time.Second
@@ -233,7 +234,7 @@ func TestReservation_AReservationIsLengthenedAndNeverShortened(t *testing.T) {
 		_, err = l.TryAcquire(ctx, "k", reservations.Reserved(3*time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		atLeast(3 * time.Minute)
-		require.NoError(t, lease.Extend(ctx, time.Second))
+		require.NoError(t, lease.Extend(ctx, time.Minute))
 		require.NoError(t, lease.Downgrade(ctx))
 		_, err = l.TryAcquire(ctx, "k", core.Shared())
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -298,7 +299,7 @@ func TestReservation_LostRepliesChangeNothingAboutReservations(t *testing.T) {
 		require.Positive(t, reservedFor(t, watch, "lost-key"))
 		lose()
 		lease := parked(t, l, "lost-key")
-		require.NoError(t, lease.Extend(ctx, time.Second))
+		require.NoError(t, lease.Extend(ctx, time.Minute))
 		lose()
 		_, err := l.TryAcquire(ctx, "lost-key", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)

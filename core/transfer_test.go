@@ -38,8 +38,9 @@ func eachMode(t *testing.T, test func(t *testing.T, env *redistest.Env, opt core
 func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx := t.Context()
-		from, to := newLocker(t, env), newLocker(t, env)
-		lease := testbed.Take(t, from, "k", opt, core.LeaseTTL(2*time.Second))
+		var seen recorder
+		from, to := newLocker(t, env), newLocker(t, env, core.WithObserver(&seen))
+		lease := testbed.Take(t, from, "k", opt, core.LeaseTTL(9*time.Second))
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
 		require.Regexp(t, `^pk1\.[A-Za-z0-9_-]+$`, token)
@@ -59,8 +60,8 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 		require.Equal(t, "k", resumed.Key())
 		require.Equal(t, lease.Fence(), resumed.Fence())
 		require.Equal(t, token, resumed.Token())
-		time.Sleep(3 * time.Second)
-		require.NoError(t, resumed.Context().Err(), "it is renewed")
+		redistest.Eventually(t, func() bool { return len(eventsOf[core.Renewed](&seen)) > 0 }, "it is renewed")
+		require.NoError(t, resumed.Context().Err())
 		_, err = to.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, to.Do(resumed.Context(), "k", func(ctx context.Context) error {
@@ -68,7 +69,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 			require.Equal(t, resumed.Fence(), inner.Fence())
 			return nil
 		}, opt), "the ctx holds the key")
-		require.NoError(t, resumed.Extend(ctx, time.Second))
+		require.NoError(t, resumed.Extend(ctx, time.Minute))
 		require.NoError(t, resumed.Release(ctx))
 		require.Empty(t, resumed.Token())
 		_, err = to.Resume(ctx, token)
@@ -105,9 +106,10 @@ func TestTransfer_ADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
 func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
 		ctx := t.Context()
-		from, to := newLocker(t, env), newLocker(t, env)
+		var seen [2]recorder
+		from, to := newLocker(t, env, core.WithObserver(&seen[0])), newLocker(t, env, core.WithObserver(&seen[1]))
 		hold := func() (taken, resumed *core.Lease) {
-			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(2*time.Second))
+			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(9*time.Second))
 			require.NoError(t, err)
 			resumed, err = to.Resume(ctx, taken.Token())
 			require.NoError(t, err)
@@ -115,7 +117,9 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 			return taken, resumed
 		}
 		taken, resumed := hold()
-		time.Sleep(3 * time.Second)
+		for i := range seen {
+			redistest.Eventually(t, func() bool { return len(eventsOf[core.Renewed](&seen[i])) > 0 }, "it is renewed")
+		}
 		require.NoError(t, taken.Context().Err())
 		require.NoError(t, resumed.Context().Err())
 		listening(t, from)
@@ -133,7 +137,7 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 		taken, resumed = hold()
 		_, err := resumed.Detach(ctx)
 		require.NoError(t, err)
-		require.NoError(t, taken.Extend(ctx, time.Second), "who is done earlier detaches")
+		require.NoError(t, taken.Extend(ctx, time.Minute), "who is done earlier detaches")
 		require.NoError(t, taken.Release(ctx))
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
 	})
@@ -170,7 +174,7 @@ func TestTransfer_AGrantWhoseTokenLeftIsNotHandedOver(t *testing.T) {
 			require.Greater(t, second.Fence(), first.Fence()+1)
 			require.Empty(t, first.Token(), "the key is another's")
 			require.ErrorIs(t, resumed.Release(ctx), core.ErrLeaseLost)
-			require.NoError(t, second.Extend(ctx, time.Second), "and stays so")
+			require.NoError(t, second.Extend(ctx, time.Minute), "and stays so")
 			require.NoError(t, second.Release(ctx))
 		}
 	})
@@ -329,7 +333,7 @@ func TestTransfer_ADowngradedLeaseIsTransferredAsShared(t *testing.T) {
 			other, err = from.TryAcquire(ctx, "k", core.Shared())
 			return err == nil
 		}, "shared, when the question of the call that was passed the key has left the queue")
-		require.NoError(t, resumed.Extend(ctx, time.Second), "it is held all the while")
+		require.NoError(t, resumed.Extend(ctx, time.Minute), "it is held all the while")
 		require.NoError(t, other.Release(ctx))
 		require.NoError(t, resumed.Release(ctx))
 	})
