@@ -66,7 +66,9 @@ func TestPause_APauseEndsByItself(t *testing.T) {
 }
 
 func TestResume_WakesTheWorkers(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(3))
 		var r ran
 		b.start(r.handle)
 		fastest := time.Hour
@@ -81,7 +83,7 @@ func TestResume_WakesTheWorkers(t *testing.T) {
 			fastest = min(fastest, time.Since(began))
 		}
 		require.Less(t, fastest, 300*time.Millisecond)
-	}, delayqueue.WithPartitions(3))
+	})
 }
 
 // Redis has no memory left: nothing can be enqueued, and what does harm can be stopped all the same.

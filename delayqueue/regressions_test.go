@@ -74,7 +74,8 @@ func TestRegression_APayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
 }
 
 func TestRegression_APrefixWithASlashStillWakesWorkers(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		env.Prefix += "/team"
 		b := setup(t, env)
 		var r ran

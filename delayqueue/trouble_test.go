@@ -304,7 +304,8 @@ func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 
 // One connection that has died costs no claim, as long as Redis is well.
 func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		const lease = 2 * time.Second
 		b := setup(t, env)
 		rdb := env.Client(t)
