@@ -78,10 +78,10 @@ func TestGuard_PeekMeetsCallsThatWaitAndNotItsOwnLease(t *testing.T) {
 			_, err := rival.Acquire(ctx, "waited")
 			left <- err
 		}()
-		require.Eventually(t, func() bool {
+		redistest.Eventually(t, func() bool {
 			info, err := l.Inspect(t.Context(), "waited")
 			return err == nil && info.Waiting == 1
-		}, 10*time.Second, time.Millisecond)
+		}, "the call waits")
 		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
 		leave()
 		require.ErrorIs(t, <-left, context.Canceled)

@@ -217,11 +217,11 @@ func TestReplay_ThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 	mux := guarded(b.Locker.Guard(core.RejectConflicts), httplock.PerKey(b.Locker.Guard(core.RejectConflicts),
 		func(*http.Request) (string, error) { return "inner", nil })(http.HandlerFunc(ok)).ServeHTTP)
 	underKey(t, b, func(ctx context.Context) {
-		require.Eventually(t, func() bool { // one that was in the queue may be granted the key as it leaves
+		redistest.Eventually(t, func() bool { // one that was in the queue may be granted the key as it leaves
 			err := httplock.Replay(mux)(ctx, message(t, post(t, testbed.OrderPath)))
 			require.True(t, err == nil || errors.Is(err, core.ErrConflict), err)
 			return err == nil
-		}, 10*time.Second, 10*time.Millisecond)
+		}, "the key")
 	})
 }
 

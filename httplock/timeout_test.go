@@ -110,7 +110,7 @@ func TestTimeout_Panics(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	close(release)
 	<-ended
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "too late") }, 5*time.Second, time.Millisecond)
+	redistest.Eventually(t, func() bool { return strings.Contains(log.String(), "too late") }, "the panic is logged")
 }
 
 func TestTimeout_AClientThatLeaves(t *testing.T) {

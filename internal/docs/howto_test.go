@@ -193,10 +193,10 @@ func TestHowto_APaymentThatIsMadeAgainRunsOnce(t *testing.T) {
 	clients.Go(func() { first = send("/orders/8/pay?slow=1", "alice", `"c"`, "") })
 	<-started
 	clients.Go(func() { second = send("/orders/8/pay?slow=1", "alice", `"c"`, "") })
-	require.Eventually(t, func() bool {
+	redistest.Eventually(t, func() bool {
 		info, err := locker.Inspect(t.Context(), "order:8")
 		return err == nil && info.Waiting == 1
-	}, 2*time.Second, time.Millisecond)
+	}, "the second waits")
 	close(end)
 	clients.Wait()
 	assert.Equal(t, "paid", first.Body.String())

@@ -154,7 +154,7 @@ func lostLease(t *fixture) {
 		lost = slices.DeleteFunc(slices.Collect(strings.Lines(said.String())), func(line string) bool { return !strings.Contains(line, "lost") })
 		return len(lost) > 0
 	}
-	require.Eventually(t, logged, 10*time.Second, time.Millisecond)
+	t.eventually(logged, "the loss is logged")
 	require.Len(t, lost, 1)
 	require.Contains(t, lost[0], `msg="perkey: lease lost"`)
 	require.NotContains(t, resp.Header, "Etag", "the handler's headers are of a response that is not sent")
