@@ -16,7 +16,9 @@ import (
 
 func (t *tool) fleetCommand() *cli.Command {
 	return &cli.Command{
-		Name: "fleet", Usage: "the processes with a beacon, and who works which queue", ArgsUsage: " ",
+		Name: "fleet", Usage: "the processes with a beacon, who works which queue, hot keys, old leases and long waits", ArgsUsage: " ",
+		Description: "The keys with most conflicts, the oldest leases and the longest waits are the first 5 of each; -o json has up to 100.\n" +
+			"It reads the reports of processes, one every 10 s: it can miss keys that are held for less.",
 		Action: t.fleet,
 	}
 }
@@ -90,6 +92,7 @@ type fleetJSON struct {
 	Queues    []fleetQueueJSON `json:"queues"`
 	Damaged   int              `json:"damaged,omitempty"`
 	More      int              `json:"more,omitempty"`
+	keysJSON
 }
 
 func (t *tool) fleet(ctx context.Context, c *cli.Command) error {
@@ -99,15 +102,20 @@ func (t *tool) fleet(ctx context.Context, c *cli.Command) error {
 	if err := t.connect(ctx, c); err != nil {
 		return err
 	}
-	f, err := t.readFleet(ctx, map[string]*delayqueue.Queue{})
+	f, err := t.readFleet(ctx)
 	if err != nil {
 		return err
 	}
 	if isJSON(c) {
 		return t.json(fleetOf(f))
 	}
+	t.printFleet(f)
+	return nil
+}
+
+func (t *tool) printFleet(f *fleetState) {
 	if len(f.Processes) == 0 {
-		t.printf("%s\n", noBeacon(t.prefix))
+		t.printf("no process with a beacon (ops.StartBeacon) under the prefix %s\n", quote(t.prefix))
 	} else {
 		t.table(row{"PROCESS", "SERVICE", "VERSION", "HELD", "WAITING", "SLOTS", "REPORTED", ""}, processRows(f), 3, 4, 5)
 	}
@@ -128,22 +136,25 @@ func (t *tool) fleet(ctx context.Context, c *cli.Command) error {
 	if f.Damaged > 0 {
 		t.printf("\n%s cannot be read\n", plural(int64(f.Damaged), "entry", "entries"))
 	}
-	if len(f.queues) > 0 {
-		t.printf("\n")
-		t.table(queueHead, queueRows(f), 1, 2, 3, 4)
-	}
-	return nil
+	t.list(queueHead, queueRows(f), 1, 2, 3, 4)
+	t.list(hotHead, hotRows(f.Snapshot()), 0, 1)
+	t.list(leaseHead, leaseRows(f.Fleet), 0)
+	t.list(waitHead, waitRows(f.Fleet), 0)
 }
 
-func noBeacon(prefix string) string {
-	return fmt.Sprintf("no process with a beacon (ops.StartBeacon) under the prefix %s", quote(prefix))
+// list is another table, if it has rows.
+func (t *tool) list(head row, rows []row, right ...int) {
+	if len(rows) > 0 {
+		t.printf("\n")
+		t.table(head, rows, right...)
+	}
 }
 
 // maxQueues is how many queues are asked for their state at a time.
 const maxQueues = 50
 
-// readFleet reads the fleet, and the state of its queues. What was opened is in known.
-func (t *tool) readFleet(ctx context.Context, known map[string]*delayqueue.Queue) (*fleetState, error) {
+// readFleet reads the fleet, and the state of its queues.
+func (t *tool) readFleet(ctx context.Context) (*fleetState, error) {
 	fleet, err := ops.ReadFleet(ctx, t.rdb, t.prefix)
 	if err != nil {
 		return nil, err
@@ -165,7 +176,7 @@ func (t *tool) readFleet(ctx context.Context, known map[string]*delayqueue.Queue
 	names := slices.Sorted(maps.Keys(workers))
 	for _, name := range names[:min(len(names), maxQueues)] {
 		q := queueState{QueueWorkers: workers[name]}
-		if q.stats, q.err = t.stats(ctx, known, name); q.err == nil {
+		if q.stats, q.err = t.stats(ctx, name); q.err == nil {
 			q.noWorker = fleet.NoWorker(name, q.stats)
 		}
 		f.queues = append(f.queues, q)
@@ -174,20 +185,18 @@ func (t *tool) readFleet(ctx context.Context, known map[string]*delayqueue.Queue
 }
 
 // stats asks a queue of this Redis; workers can be on queues of another one.
-func (t *tool) stats(ctx context.Context, known map[string]*delayqueue.Queue, name string) (delayqueue.Stats, error) {
-	if known[name] == nil {
-		q, err := delayqueue.Open(ctx, t.rdb, name, delayqueue.WithPrefix(t.prefix))
-		if err != nil {
-			return delayqueue.Stats{}, err
-		}
-		known[name] = q
+func (t *tool) stats(ctx context.Context, name string) (delayqueue.Stats, error) {
+	q, err := delayqueue.Open(ctx, t.rdb, name, delayqueue.WithPrefix(t.prefix))
+	if err != nil {
+		return delayqueue.Stats{}, err
 	}
-	return known[name].Stats(ctx)
+	return q.Stats(ctx)
 }
 
 func fleetOf(f *fleetState) fleetJSON {
 	j := fleetJSON{
 		At: f.At.UTC(), Processes: []processJSON{}, Versions: map[string]int{}, Queues: []fleetQueueJSON{}, Damaged: f.Damaged, More: f.More,
+		keysJSON: keysOf(f.Fleet),
 	}
 	for version, n := range f.Versions() {
 		j.Versions[known(version)] = n

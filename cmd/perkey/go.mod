@@ -16,7 +16,6 @@ require (
 	github.com/stretchr/testify v1.12.1
 	github.com/urfave/cli/v3 v3.14.0
 	golang.org/x/sys v0.48.0
-	golang.org/x/term v0.40.0
 )
 
 require (

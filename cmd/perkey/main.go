@@ -87,7 +87,7 @@ func (t *tool) command() *cli.Command {
 		ErrWriter:      t.errOut,
 		Commands: []*cli.Command{
 			t.doctorCommand(), t.showCommand(), t.unlockCommand(), t.lsCommand(), t.queueCommand(), t.deadCommand(), t.configCommand(), t.auditCommand(), t.execCommand(), t.idemCommand(),
-			t.fleetCommand(), t.topCommand(), t.watchCommand(), t.consoleCommand(), t.exporterCommand(),
+			t.fleetCommand(), t.watchCommand(), t.consoleCommand(), t.exporterCommand(),
 		},
 	}
 	each(root, func(c *cli.Command) {
