@@ -386,30 +386,6 @@ func TestReservation_Options(t *testing.T) {
 	})
 }
 
-func TestReservation_AKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
-	t.Parallel()
-	env := redistest.Embedded(t)
-	var scripts atomic.Int64
-	l := hooked(t, env, hooks{script: func(_ redis.Cmder, next func() error) error {
-		scripts.Add(1)
-		return next()
-	}})
-	warm(t, l)
-	listening(t, l)
-	cost := func(opts ...core.AcquireOption) (int64, int) {
-		calls, commands := scripts.Load(), env.Commands()
-		lease := testbed.Take(t, l, "k", opts...)
-		require.NoError(t, lease.Release(t.Context()))
-		return scripts.Load() - calls, env.Commands() - commands
-	}
-	calls, commands := cost()
-	require.Equal(t, int64(2), calls)
-	require.Equal(t, 7, commands, "evalsha, time, set; evalsha, time, mget, del")
-	calls, again := cost(reservations.Reserved(time.Minute))
-	require.Equal(t, int64(2), calls)
-	require.Equal(t, commands, again)
-}
-
 // hooked returns a locker with a hook.
 func hooked(t *testing.T, env *redistest.Env, hook redis.Hook) *core.Locker {
 	t.Helper()

@@ -126,33 +126,6 @@ func TestHandOver_MutantsWhoseRecordExpiresAreCaught(t *testing.T) {
 	}
 }
 
-// A hand-over by message, and the pair of a process that meets nobody, take so many commands.
-func TestHandOver_Commands(t *testing.T) {
-	t.Parallel()
-	env := redistest.Embedded(t)
-	ctx, rdb := t.Context(), env.Client(t)
-	sub := rdb.Subscribe(ctx, env.Prefix+":wake:stranger")
-	defer func() { _ = sub.Close() }()
-	_, err := sub.Receive(ctx)
-	require.NoError(t, err)
-	record := store.RecordName(env.Prefix, "k")
-	cost := func(script string, args ...any) int {
-		t.Helper()
-		before := env.Commands()
-		require.NoError(t, rdb.Eval(ctx, store.Sources[script], []string{record}, args...).Err())
-		return env.Commands() - before
-	}
-	cost("acquire", holderToken, 10000, 0, "x", "", "")
-	require.Equal(t, 11, cost("acquire", strangerToken, 10000, 0, "x", "@", ""), "eval, time, set, hmget, mget, pttl, del, hset, pexpire; publish, hset")
-	used := time.Now().UnixMicro()
-	time.Sleep(time.Millisecond)
-	require.Equal(t, 7, cost("release", holderToken, used, 1), "eval, time, hmget, hdel, pubsub, publish, hset")
-	require.Contains(t, (<-sub.Channel()).Payload, "grant 1:stranger.")
-	used = time.Now().UnixMicro()
-	time.Sleep(time.Millisecond)
-	require.Equal(t, 4, cost("release", strangerToken, used, 1), "eval, time, hmget, del")
-}
-
 // handOverToNobody has a holder release a key for which a locker waits that cannot be told, and says what is
 // wrong with it: "" if nothing is.
 func handOverToNobody(t *testing.T, release string, forbidden bool) (wrong string) {

@@ -258,29 +258,6 @@ func TestThin_MutantsAreCaught(t *testing.T) {
 	}
 }
 
-// A pair that nobody meets, and a renewal, leave the record thin, and take so many commands.
-func TestThin_Commands(t *testing.T) {
-	t.Parallel()
-	env := redistest.Embedded(t)
-	ctx, rdb, record := t.Context(), env.Client(t), store.RecordName(env.Prefix, "k")
-	cost := func(script string, args ...any) int {
-		t.Helper()
-		before := env.Commands()
-		require.NoError(t, rdb.Eval(ctx, store.Sources[script], []string{record}, args...).Err())
-		return env.Commands() - before
-	}
-	require.NoError(t, rdb.Ping(ctx).Err()) // the connection's own
-	require.Equal(t, 3, cost("acquire", holderToken, 10000, 0, "x", "", ""), "eval, time, set")
-	require.Equal(t, 5, cost("renew", holderToken, 20000), "eval, time, mget, pttl, pexpire")
-	require.Equal(t, 4, cost("inspect", 10, 10), "eval, time, mget, pttl")
-	require.Equal(t, "string", rdb.Type(ctx, record).Val())
-	require.InDelta(t, 20*time.Second, rdb.PTTL(ctx, record).Val(), float64(time.Second))
-	used := time.Now().UnixMicro()
-	time.Sleep(time.Millisecond)
-	require.Equal(t, 4, cost("release", holderToken, used, 0), "eval, time, mget, del")
-	require.Zero(t, rdb.Exists(ctx, record).Val())
-}
-
 // fullMemory asks for a thin record's key while Redis has no memory left, and says what is wrong: "" if nothing is.
 func fullMemory(t *testing.T, acquire string) (wrong string) {
 	t.Helper()
