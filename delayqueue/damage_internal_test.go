@@ -196,10 +196,10 @@ func TestDamage_MutantsAreCaught(t *testing.T) {
 		damage string
 		mutant
 	}{
-		{"a head runs", mutant{"what runs nowhere is dropped", "", "        add(w, member, till)\n", ""}},
-		{"one behind runs", mutant{"what runs nowhere is run", "", "    if is_running(state) then\n      remove(z, member)", "    if false then\n      remove(z, member)"}},
+		{"a head runs", mutant{"what runs nowhere is dropped", "", "        add(RUNNING, member, till)\n", ""}},
+		{"one behind runs", mutant{"what runs nowhere is run", "", "    if is_running(state) then\n      remove(WAITING, member)", "    if false then\n      remove(WAITING, member)"}},
 		{"claims are lost", mutant{"what runs is due", "", "if not is_running(redis.call('HGET', ATTEMPTS, id_at(head, key))) then", "if true then"}},
-		{"a stranger with a space", mutant{"what no member names stays", "", "            remove(f, first)\n", ""}},
+		{"a stranger with a space", mutant{"what no member names stays", "", "            remove(FIFOS, first)\n", ""}},
 		{"strangers", mutant{"nobody looks at a stranger", "", "strays[key] and 'ended' or nil", "nil"}},
 		{"strangers", mutant{"what is behind a stranger goes to the end", "", "strays[key] and redis.call('ZSCORE', FIFOS,", "false and redis.call('ZSCORE', FIFOS,"}},
 	} {
