@@ -381,7 +381,7 @@ func (m *model) wake() error {
 	if err != nil {
 		return err
 	}
-	want := store.Woken(store.WakeNone)
+	want := store.WakeNone
 	if line := m.lines[key]; len(line) > 0 && m.halts[key].id == "" {
 		want = store.WakeBusy
 		switch head := line[0]; {

@@ -65,7 +65,7 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	case s.ResultSize == 0 || s.State != store.Done && s.State != store.Dead:
 		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
 	case s.State == store.Dead:
-		return q.sealer.open(kindResult, of, []byte(s.Ending.Result))
+		return q.sealer.open(kindResult, of, []byte(s.Result))
 	}
 	result, ok, err := p.Result(ctx, id)
 	if err == nil && !ok {

@@ -120,7 +120,7 @@ func readMessage(reply any) (m Message, ok bool) {
 	r, readable := readRecord(texts[1])
 	a, counted := ReadAttempts(texts[2][min(1, len(texts[2])):])
 	m = Message{QueuedAfter: f[3] == int64(1), Parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + r.longSize}
-	m.Alone = len(m.state) > markLen && m.state[1:1+markLen] == MarkAlone
+	m.Alone = len(m.state) > markLen && m.state[1:1+markLen] == markAlone
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	if due, is := f[5].(string); is {
 		if ms, err := strconv.ParseFloat(due, 64); err == nil {

@@ -97,7 +97,7 @@ type Attempts struct {
 
 const (
 	markLen   = 6        // of a token's end, which tells what settled a message last
-	MarkAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
+	markAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
 )
 
 // ReadAttempts reads them without their first letter.
@@ -131,6 +131,7 @@ var endStates = map[byte]State{'d': Done, 'x': Dead, 'E': Expired, 'e': Expired,
 
 const endingHeader = 18 // bytes up to the mark's end
 
+// ReadEnding reads the ending of a message.
 func ReadEnding(id, s string) (e Ending, ok bool) {
 	if len(s) < endingHeader || endStates[s[0]] == None {
 		return e, false
