@@ -94,9 +94,9 @@ func (c *copies) arrive(t *testing.T, server *redis.Client) {
 // taking is a way to take a key, or several.
 type taking func(ctx context.Context, l *core.Locker, key string) (release func(context.Context) error, err error)
 
-// insist takes the key when a busy machine is no longer slower than a call waits.
+// insist takes the key when a busy machine is no longer slower than a call waits. What Redis has answered is an error at once.
 func (take taking) insist(ctx context.Context, l *core.Locker, key string) (release func(context.Context) error, err error) {
-	for release, err = take(ctx, l, key); errors.Is(err, core.ErrUnavailable); release, err = take(ctx, l, key) {
+	for release, err = take(ctx, l, key); errors.Is(err, core.ErrUnavailable) && !strings.Contains(err.Error(), "the script's reply has an unknown form"); release, err = take(ctx, l, key) {
 		if release != nil {
 			_ = release(ctx)
 		}
