@@ -91,7 +91,8 @@ func TestInspect_TellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 }
 
 func TestInspect_TellsTheModes(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		a, b := newLocker(t, env), newLocker(t, env, core.WithTTL(2*time.Second))
 		for _, c := range []struct {
