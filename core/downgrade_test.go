@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -87,10 +88,10 @@ func TestDowngrade_ALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 // Whether the downgrade took place is not known: the lease goes on either way, and its release leaves nothing.
 func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const ttl = 2 * time.Second
 		for _, lost := range []bool{true, false} {
-			l, proxy, direct := throughProxy(t, env, noRetries)
-			lease, err := l.Acquire(t.Context(), "k", core.LeaseTTL(ttl))
+			var seen recorder
+			l, proxy, direct := throughProxy(t, env, noRetries, core.WithObserver(&seen), core.WithFirstLease(core.DefaultFirstLease))
+			lease, err := l.Acquire(t.Context(), "k")
 			require.NoError(t, err)
 			match := bothTokens()
 			if lost {
@@ -100,9 +101,10 @@ func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 			}
 			require.ErrorIs(t, lease.Downgrade(t.Context()), core.ErrUnavailable)
 			proxy.Refuse(false)
-			for end := time.Now().Add(ttl + ttl/4); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-				require.NoError(t, lease.Context().Err())
-			}
+			redistest.Eventually(t, func() bool {
+				return slices.ContainsFunc(eventsOf[core.Renewed](&seen), func(e core.Renewed) bool { return e.Err == nil })
+			}, "it is renewed")
+			require.NoError(t, lease.Context().Err())
 			_, err = l.TryAcquire(lease.Context(), "k")
 			require.ErrorIs(t, err, core.ErrUpgrade, "no more than shared")
 			require.NoError(t, lease.Release(t.Context()))

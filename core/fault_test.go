@@ -20,11 +20,11 @@ import (
 )
 
 // throughProxy returns a locker whose every byte passes a proxy, and a client that goes straight.
-func throughProxy(t *testing.T, env *redistest.Env, maxRetries int) (*core.Locker, *redistest.Proxy, *redis.Client) {
+func throughProxy(t *testing.T, env *redistest.Env, maxRetries int, opts ...core.Option) (*core.Locker, *redistest.Proxy, *redis.Client) {
 	t.Helper()
 	proxy := redistest.NewProxy(t, env.Addr)
 	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: maxRetries})
-	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb), core.WithFirstLease(3*time.Second))
+	l := lockerOn(t, rdb, env.Prefix, append([]core.Option{core.WithRenewalClient(rdb), core.WithFirstLease(3 * time.Second)}, opts...)...)
 	return l, proxy, env.Client(t)
 }
 
