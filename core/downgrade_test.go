@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -101,9 +100,7 @@ func TestDowngrade_ADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 			}
 			require.ErrorIs(t, lease.Downgrade(t.Context()), core.ErrUnavailable)
 			proxy.Refuse(false)
-			redistest.Eventually(t, func() bool {
-				return slices.ContainsFunc(eventsOf[core.Renewed](&seen), func(e core.Renewed) bool { return e.Err == nil })
-			}, "it is renewed")
+			seen.awaitRenewal(t)
 			require.NoError(t, lease.Context().Err())
 			_, err = l.TryAcquire(lease.Context(), "k")
 			require.ErrorIs(t, err, core.ErrUpgrade, "no more than shared")

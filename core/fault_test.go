@@ -152,7 +152,8 @@ func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
 	rdb := env.Client(t)
-	l := newLocker(t, env, core.WithTTL(2*time.Second))
+	var seen recorder
+	l := newLocker(t, env, core.WithTTL(9*time.Second), core.WithObserver(&seen))
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
@@ -163,7 +164,7 @@ func TestFault_AFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
 	_, err = l.TryAcquire(t.Context(), "k")
 	require.ErrorIs(t, err, core.ErrConflict)
 
-	time.Sleep(4 * time.Second) // two ttls: it lives by renewals alone
+	seen.awaitRenewal(t)
 	require.NoError(t, lease.Context().Err())
 	require.NoError(t, lease.Release(t.Context()))
 	require.Empty(t, redistest.Keys(t, rdb, "p"))

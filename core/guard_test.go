@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -162,6 +163,14 @@ func eventsOf[T any](r *recorder) (events []T) {
 		}
 	}
 	return events
+}
+
+// awaitRenewal waits until leases were renewed.
+func (r *recorder) awaitRenewal(t *testing.T) {
+	t.Helper()
+	redistest.Eventually(t, func() bool {
+		return slices.ContainsFunc(eventsOf[core.Renewed](r), func(e core.Renewed) bool { return e.Err == nil })
+	}, "a renewal")
 }
 
 func eventOf[T any](r *recorder) (event T, ok bool) {

@@ -200,11 +200,12 @@ func TestAcquireAll_EndsWithItsCtx(t *testing.T) {
 
 func TestAcquireAll_ASetEndsWithItsFirstLease(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		l := newLocker(core.WithTTL(2 * time.Second))
+		var seen recorder
+		l := newLocker(core.WithTTL(9*time.Second), core.WithObserver(&seen))
 		set, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
 		require.NoError(t, err)
-		time.Sleep(3 * time.Second)
-		require.NoError(t, set.Context().Err(), "they are renewed: %v", context.Cause(set.Context()))
+		seen.awaitRenewal(t)
+		require.NoError(t, context.Cause(set.Context()))
 		require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "b")).Err())
 		<-set.Context().Done()
 		require.ErrorIs(t, context.Cause(set.Context()), core.ErrLeaseLost)

@@ -127,9 +127,9 @@ func TestRefusal_AFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 
 func TestRefusal_ARedisThatTakesNoMoreClientsIsUnavailableAndHoldersGoOn(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
+	var seen recorder
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
-	rdb, holder := env.Client(t), newLocker(t, env, core.WithTTL(ttl))
+	rdb, holder := env.Client(t), newLocker(t, env, core.WithTTL(9*time.Second), core.WithObserver(&seen))
 	lease, err := holder.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	var clients int
@@ -140,7 +140,7 @@ func TestRefusal_ARedisThatTakesNoMoreClientsIsUnavailableAndHoldersGoOn(t *test
 	_, err = newLocker(t, env).TryAcquire(t.Context(), "other")
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	require.NotContains(t, rdb.Info(t.Context(), "stats").Val(), "rejected_connections:0")
-	time.Sleep(2 * ttl) // renewals get no connection of their own
+	seen.awaitRenewal(t) // which gets no connection of its own
 	require.NoError(t, context.Cause(lease.Context()), "it has its connection")
 	require.NoError(t, lease.Release(t.Context()))
 

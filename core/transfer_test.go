@@ -60,7 +60,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 		require.Equal(t, "k", resumed.Key())
 		require.Equal(t, lease.Fence(), resumed.Fence())
 		require.Equal(t, token, resumed.Token())
-		redistest.Eventually(t, func() bool { return len(eventsOf[core.Renewed](&seen)) > 0 }, "it is renewed")
+		seen.awaitRenewal(t)
 		require.NoError(t, resumed.Context().Err())
 		_, err = to.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -118,7 +118,7 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 		}
 		taken, resumed := hold()
 		for i := range seen {
-			redistest.Eventually(t, func() bool { return len(eventsOf[core.Renewed](&seen[i])) > 0 }, "it is renewed")
+			seen[i].awaitRenewal(t)
 		}
 		require.NoError(t, taken.Context().Err())
 		require.NoError(t, resumed.Context().Err())
