@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -76,6 +77,13 @@ func (s *redisServer) before(c *server.Peer, command string, args ...string) boo
 		s.free = later(time.Now(), s.free).Add(s.cost)
 		time.Sleep(time.Until(s.free))
 		s.wrote = false
+		s.age()
+	case command == "TIME":
+		now := time.Now()
+		c.WriteLen(2)
+		c.WriteBulk(strconv.FormatInt(now.Unix(), 10))
+		c.WriteBulk(strconv.Itoa(now.Nanosecond() / 1000))
+		return true
 	case s.refuses == growth && !s.wrote && slices.Contains(growing, command):
 		s.w.disturb(0)
 		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
@@ -89,6 +97,9 @@ func (s *redisServer) before(c *server.Peer, command string, args ...string) boo
 	}
 	return false
 }
+
+// age lets its keys grow old, in whole milliseconds, as PTTL has them: else a script that keeps an expiry as it is would shorten it.
+func (s *redisServer) age() { s.SetTime(time.Now().Truncate(time.Millisecond)) }
 
 // forget makes it forget its scripts.
 func (s *redisServer) forget() {
@@ -110,6 +121,7 @@ func (s *redisServer) set(d time.Duration) {
 	s.ahead += max(d, 0)
 	simSkew(serverGroup, int64(s.skew))
 	as(serverGroup, func() {
+		s.age()
 		for _, key := range slices.Sorted(maps.Keys(left)) {
 			switch ttl := left[key]; {
 			case ttl <= 0: // it stays
@@ -124,7 +136,10 @@ func (s *redisServer) set(d time.Duration) {
 
 // keys are all that there are, as its own clock says.
 func (s *redisServer) keys() (all []string) {
-	as(serverGroup, func() { all = s.Keys() })
+	as(serverGroup, func() {
+		s.age()
+		all = s.Keys()
+	})
 	return all
 }
 
