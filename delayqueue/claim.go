@@ -146,9 +146,9 @@ func (w *fetcher) ask(token string, n int) (b store.Batch, left int, err error) 
 // needed.
 func (w *fetcher) beginAll(b store.Batch, token string, sent time.Time, slots int) {
 	claims := make([]*claim, len(b.Messages))
-	for i := range claims { // all of them first: the heartbeat extends those that wait for a slot
-		claims[i] = w.claims.add(w.ctx, w.queue, w.partition, &b.Messages[i], token, trust.Until(sent, w.lease))
-		claims[i].startBy, claims[i].whilePaused = sent.Add(b.Left[i]), w.paused.Load()
+	for i, m := range b.Messages { // all of them first: the heartbeat extends those that wait for a slot
+		claims[i] = w.claims.add(w.ctx, w.queue, w.partition, m, token, trust.Until(sent, w.lease))
+		claims[i].startBy, claims[i].whilePaused = sent.Add(m.Left), w.paused.Load()
 	}
 	used := 0
 	for _, c := range claims {
@@ -171,8 +171,8 @@ func (w *fetcher) handBackClaim(token string) {
 	if err != nil {
 		return
 	}
-	for i := range b.Messages {
-		c := w.claims.add(w.ctx, w.queue, w.partition, &b.Messages[i], token, trust.Until(sent, w.lease))
+	for _, m := range b.Messages {
+		c := w.claims.add(w.ctx, w.queue, w.partition, m, token, trust.Until(sent, w.lease))
 		w.handlers.Go(func() { w.process(c) }) // which is stopping
 	}
 }

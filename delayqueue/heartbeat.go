@@ -28,14 +28,13 @@ type claim struct {
 	cancel      context.CancelCauseFunc
 	taken       time.Time
 	since       time.Time // a slot has been at the partition
-	runs        bool      // it has a place in Worker.running
-	mayBePoison bool      // a worker was lost with it: it counts in Worker.poison
-	alone       bool      // it is in Worker.alone
+	runs        bool      // it has a place in Worker.slots.running
+	mayBePoison bool      // a worker was lost with it: it counts in Worker.slots.poison
+	alone       bool      // it is in Worker.slots.alone
 	whilePaused bool      // Pause came before the reply that brought it
 	granted     time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
-	startBy     time.Time
-	settledFrom time.Time // the first try to settle it; zero: there was none
+	startBy time.Time
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message
@@ -49,8 +48,8 @@ type claim struct {
 type claims struct {
 	lease time.Duration
 	rdb   redis.UniversalClient // the queue's
-	given redis.UniversalClient // that extends them, if the user gave one
-	beats *dedicated.Client     // that extends them
+	given redis.UniversalClient // the user's client of heartbeats, or nil
+	beats *dedicated.Client     // the client of heartbeats
 	log   *slog.Logger
 
 	mu   sync.Mutex
@@ -59,7 +58,9 @@ type claims struct {
 
 func (s *claims) add(parent context.Context, q *Queue, p *store.Partition, m *store.Message, token string, deadline time.Time) *claim {
 	now := time.Now()
-	c := &claim{message: messageOf(m), stored: m, queue: q, partition: p, token: token, taken: now, since: now, deadline: deadline}
+	message := messageOf(m)
+	m.Payload = nil // the handler's is opened, and this one perhaps sealed
+	c := &claim{message: message, stored: m, queue: q, partition: p, token: token, taken: now, since: now, deadline: deadline}
 	c.ctx, c.cancel = context.WithCancelCause(parent)
 	s.mu.Lock()
 	defer s.mu.Unlock()

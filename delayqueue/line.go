@@ -47,12 +47,11 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 		}
 		last = string(plain)
 	}
-	messages, err := m.of(key, "").Line(ctx, key, last, limit+1)
+	messages, more, err := m.of(key, "").Line(ctx, key, last, limit)
 	if err != nil {
 		return nil, "", err
 	}
-	if len(messages) > limit {
-		messages = messages[:limit]
+	if more {
 		next = base64.RawURLEncoding.EncodeToString([]byte(messages[limit-1].Place))
 	}
 	for _, at := range messages {

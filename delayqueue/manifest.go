@@ -96,7 +96,7 @@ func (q *manifests) reread(ctx context.Context, op string) (*manifest, error) {
 	case q.reader <- struct{}{}:
 		defer func() { <-q.reader }()
 	case <-ctx.Done():
-		return nil, store.Left(ctx, op)
+		return nil, store.CallerGone(ctx, op)
 	}
 	if m := q.known.Load(); m != nil && m.read.After(asked) {
 		return m, nil

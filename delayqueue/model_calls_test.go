@@ -125,8 +125,8 @@ func (m *model) take(n int) (claims []*claim, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range b.Messages {
-		c := claimOf(m.q, &b.Messages[i], token)
+	for _, message := range b.Messages {
+		c := claimOf(m.q, message, token)
 		if err := m.started(c, false); err != nil {
 			return nil, err
 		}

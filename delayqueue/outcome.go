@@ -100,7 +100,7 @@ func (v outcome) cause() string {
 type judge struct {
 	retry, conflict bounds
 	maxAttempts     int
-	handsBack       atomic.Bool // the last message
+	handsBack       atomic.Bool // the last message was handed back
 }
 
 // ofLock decides about a message whose key was not granted. No handler ran, so no attempt is
@@ -196,9 +196,9 @@ func (j *judge) handedBack(c *claim, err error) outcome {
 	j.handsBack.Store(true)
 	delay := backoff.Spread(backoff.Exponential(c.stored.Handed+1, handBackFirst, handBackMost))
 	if errors.Is(err, ErrSealed) && delay >= c.left()/2 {
-		return outcome{end: store.Died, last: true, err: err}
+		return outcome{end: store.Died, err: err}
 	}
-	return outcome{end: store.HandedBack, last: true, err: err, delay: delay}
+	return outcome{end: store.HandedBack, err: err, delay: delay}
 }
 
 // laterMost bounds the delay of RetryLater, unless the other side says when to come back.

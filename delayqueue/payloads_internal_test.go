@@ -62,7 +62,7 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if left := q.left("id"); left < 2*day {
 		return fmt.Errorf("%s are left of what is claimed for 2 days", left)
 	}
-	c := claimOf(q.Queue, &b.Messages[0], "token.1")
+	c := claimOf(q.Queue, b.Messages[0], "token.1")
 	_, err = q.p.Extend(t.Context(), q.rdb, 3*day, false, c.stored) // its handler takes longer than it may wait
 	require.NoError(t, err)
 	if left := q.left("id"); left < 3*day {

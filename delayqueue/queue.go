@@ -148,7 +148,7 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 		})
 	}
 	if ctx.Err() != nil {
-		return Receipt{}, store.Left(ctx, "enqueue")
+		return Receipt{}, store.CallerGone(ctx, "enqueue")
 	}
 	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, withTrace(job.Trace, job.Payload))
 	if err != nil {

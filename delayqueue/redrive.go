@@ -186,6 +186,6 @@ func sleepUntil(ctx context.Context, op string, since time.Time, seconds float64
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return store.Left(ctx, op)
+		return store.CallerGone(ctx, op)
 	}
 }

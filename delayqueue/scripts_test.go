@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,17 +53,29 @@ func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 	t.Helper()
 	b, err := q.manifests.partitions[0].Claim(t.Context(), token, time.Minute, n)
 	require.NoError(t, err)
-	for i := range b.Messages {
-		claims = append(claims, claimOf(q, &b.Messages[i], token))
+	for _, m := range b.Messages {
+		claims = append(claims, claimOf(q, m, token))
 	}
 	return claims
 }
 
+// firstTries are when claims were settled first, by the claim.
+var firstTries sync.Map
+
+// endAgain is c.end for one that may have been settled before.
+func endAgain(c *claim, v outcome) *store.Settlement {
+	s := c.end(v, time.Minute)
+	if first, tried := firstTries.Load(c); tried {
+		s.First = first.(time.Time)
+	}
+	return s
+}
+
 // settleOnce settles a claim as a Worker does, once.
 func settleOnce(c *claim, v outcome) (*store.Settlement, error) {
-	s := c.end(v, time.Minute)
+	s := endAgain(c, v)
 	c.partition.SettleTogether([]*store.Settlement{s})
-	if c.settledFrom = s.First; s.Claimed != nil {
+	if firstTries.Store(c, s.First); s.Claimed != nil {
 		s.Claimed.Due = time.Time{} // nobody knows it any more after a lost reply
 	}
 	return s, s.Err
@@ -406,7 +419,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				// The caller counts the lease from when it asked again, so Redis must too.
 				member := want + " " + s.Claimed.Key
 				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
-				first.settledFrom = first.settledFrom.Add(-30 * time.Second)
+				firstTries.Store(first, s.First.Add(-30*time.Second))
 				before := q.rdb.ZScore(t.Context(), running, member).Val()
 				again, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
@@ -435,7 +448,7 @@ func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(
 		claims := claimTest(t, q, "one", 2)
 		s, err := claimNext(t, claims[0], "any", "two")
 		require.NoError(t, err)
-		again := claims[0].end(outcome{end: store.Finished, next: "two"}, time.Minute)
+		again := endAgain(claims[0], outcome{end: store.Finished, next: "two"})
 		q.manifests.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{end: store.Finished}, time.Hour)})
 		require.NoError(t, again.Err)
 		require.NotNil(t, again.Claimed)

@@ -31,13 +31,13 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 		v.next = newToken()
 	}
 	told := OutcomeLate
+	s := c.end(v, w.lease)
 	for try := 1; ; try++ {
-		s := c.end(v, w.lease)
 		if !awaited(w.ctx, c.partition.Settle(s)) {
 			v.err = errors.Join(ErrClaimLost, ErrStopped, v.err)
 			break
 		}
-		if c.settledFrom = s.First; s.Err == nil {
+		if s.Err == nil {
 			if next = w.settled(c, s, v.next); s.Held {
 				told = outcomes[s.End]
 			} else {
@@ -66,7 +66,7 @@ func (w *Worker) settled(c *claim, s *store.Settlement, token string) (next *cla
 	}
 	if s.Claimed != nil {
 		next = w.claims.add(w.ctx, w.queue, c.partition, s.Claimed, token, trust.Until(s.Sent, w.lease))
-		next.since, next.startBy, next.whilePaused = c.since, s.Sent.Add(s.Left), w.paused.Load()
+		next.since, next.startBy, next.whilePaused = c.since, s.Sent.Add(s.Claimed.Left), w.paused.Load()
 	}
 	return next
 }
@@ -75,7 +75,7 @@ func (w *Worker) settled(c *claim, s *store.Settlement, token string) (next *cla
 func (c *claim) end(v outcome, lease time.Duration) *store.Settlement {
 	s := &store.Settlement{
 		Message: c.stored, Token: c.token, End: v.end, Lost: v.lost, Halts: halts[c.queue.halt], Delay: v.delay,
-		Next: v.next, OfKey: v.ofKey, Lease: lease, First: c.settledFrom,
+		Next: v.next, OfKey: v.ofKey, Lease: lease,
 	}
 	if v.end == store.Failed && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay {
 		s.End = store.Outlived

@@ -67,7 +67,7 @@ func (w *Worker) takes(t *testing.T, token string) *claim {
 	b, err := w.queue.manifests.partitions[0].Claim(t.Context(), token, time.Minute, 1)
 	require.NoError(t, err)
 	require.Len(t, b.Messages, 1)
-	return w.claims.add(w.ctx, w.queue, w.queue.manifests.partitions[0], &b.Messages[0], token, time.Now().Add(time.Minute))
+	return w.claims.add(w.ctx, w.queue, w.queue.manifests.partitions[0], b.Messages[0], token, time.Now().Add(time.Minute))
 }
 
 // Why a message that is to run alone goes back is told as it is.

@@ -245,9 +245,7 @@ func (t *turn) release(c *claim, v outcome) error {
 	case window == 0 && !reservations.WasReserved(lease):
 	case v.end == store.Died && t.worker.queue.halt == HaltParked:
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case v.end == store.HandedBack: // fresh calls need not wait for a message that this process cannot run
-		t.reserved = t.unreserve(ctx, lease) != nil
-	case !ended && v.delay > 0 && !v.end.AwaitsKey(): // nor for one that waits for its next attempt
+	case !ended && v.delay > 0 && !v.end.AwaitsKey(): // fresh calls need not wait for one that waits for its next attempt, or for another process
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case window > 0 && (m.QueuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.HasQueuedAfter(ctx, m.Key, m.ID)):
 		t.reserved = true

@@ -60,7 +60,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		case <-wake:
 			woken = true
 		case <-ctx.Done():
-			return q.status(s), store.Left(ctx, fmt.Sprintf("wait for message %q, which is %s", id, states[s.State]))
+			return q.status(s), store.CallerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, states[s.State]))
 		}
 		if try == waitUnsubscribed {
 			w = q.waits.join(q, p, id)

@@ -183,7 +183,7 @@ func (w *Worker) Stop(ctx context.Context) error {
 		select {
 		case <-w.done: // both: nothing was left to wait for
 		default:
-			err = store.Left(ctx, "stop: handlers were still running")
+			err = store.CallerGone(ctx, "stop: handlers were still running")
 		}
 	}
 	w.cancel(fmt.Errorf("delayqueue: %w", ErrStopped))

@@ -20,23 +20,23 @@ type Message struct {
 	Attempts, Conflicts, Losses, Handed int // this attempt counts
 	Cause                               string
 	EnqueuedAt, ExpiresAt               time.Time
-	Due                                 time.Time // since when it could be started; zero: not known
-	QueuedAfter                         bool      // others of its key were queued after it
-	Parked                              bool      // until now it waited only for its key
-	Alone                               bool      // it was to run alone in the attempt before
-	Damage                              string    // why its record cannot be read; empty: it can
-	coalesces                           bool      // a newer job might have replaced it
-	long                                bool      // its payload is too long for its record
-	given                               bool      // the caller gave its id
-	size                                int       // of its record and its payload
-	seq                                 string    // its sequence number in its key's FIFO
-	state                               string    // its attempts as Redis has them
+	Due                                 time.Time     // since when it could be started; zero: not known
+	Left                                time.Duration // for which it could be started when it was claimed
+	QueuedAfter                         bool          // others of its key were queued after it
+	Parked                              bool          // until now it waited only for its key
+	Alone                               bool          // it was to run alone in the attempt before
+	Damage                              string        // why its record cannot be read; empty: it can
+	coalesces                           bool          // a newer job might have replaced it
+	long                                bool          // its payload is too long for its record
+	given                               bool          // the caller gave its id
+	size                                int           // of its record and its payload
+	seq                                 string        // its sequence number in its key's FIFO
+	state                               string        // its attempts as Redis has them
 }
 
 // Batch is what a claim brought.
 type Batch struct {
-	Messages []Message
-	Left     []time.Duration // for which each may be started
+	Messages []*Message
 	// Wait is how long there is nothing to do.
 	Wait time.Duration
 	// Spent: the token was used before, and nothing is left of what it took.
@@ -84,18 +84,14 @@ func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration
 	p.noteBack(back)
 	p.noteForgotten(reply[ClaimHead-1])
 	for _, f := range reply[ClaimHead:] {
-		m, is := readMessage(f)
-		b.Messages, b.Left = append(b.Messages, m), append(b.Left, m.ExpiresAt.Sub(now))
+		m, is := readMessage(f, now)
+		b.Messages = append(b.Messages, m)
 		ok = ok && is
 	}
 	if !ok {
 		return Batch{}, Unavailable(ctx, "claim", luascript.ErrReply)
 	}
-	claimed := make([]*Message, len(b.Messages))
-	for i := range b.Messages {
-		claimed[i] = &b.Messages[i]
-	}
-	if err := p.fetch(ctx, lease, claimed); err != nil { // to claim again with the token brings them again
+	if err := p.fetch(ctx, lease, b.Messages); err != nil { // to claim again with the token brings them again
 		return Batch{}, Unavailable(ctx, "claim", err)
 	}
 	return b, nil
@@ -105,21 +101,21 @@ func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration
 const messageFields = 6
 
 // readMessage reads a message in a script's reply: its member, record, attempts, 1 if others
-// are queued after it, 1 if it waited for its key, since when it was due if that is known.
-func readMessage(reply any) (m Message, ok bool) {
+// are queued after it, 1 if it waited for its key, since when it was due if that is known. By the partition's clock it is now.
+func readMessage(reply any, now time.Time) (m *Message, ok bool) {
 	f, ok := reply.([]any)
 	if !ok || len(f) != messageFields {
-		return m, false
+		return nil, false
 	}
 	var texts [3]string
 	for i := range texts {
 		if texts[i], ok = f[i].(string); !ok {
-			return m, false
+			return nil, false
 		}
 	}
 	r, readable := readRecord(texts[1])
 	a, counted := ReadAttempts(texts[2][min(1, len(texts[2])):])
-	m = Message{QueuedAfter: f[3] == int64(1), Parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + r.longSize}
+	m = &Message{QueuedAfter: f[3] == int64(1), Parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + r.longSize}
 	m.Alone = len(m.state) > markLen && m.state[1:1+markLen] == markAlone
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	if due, is := f[5].(string); is {
@@ -134,6 +130,7 @@ func readMessage(reply any) (m Message, ok bool) {
 	m.Name, m.Principal, m.Payload, m.long, m.given, m.seq = r.name, r.principal, []byte(r.payload), r.long, r.given, r.seq
 	m.Attempts, m.Conflicts, m.Losses, m.Handed, m.Cause = a.Attempts, a.Conflicts, a.Losses, a.Handed, a.Cause
 	m.EnqueuedAt, m.ExpiresAt = unixms.Time(r.enqueued), unixms.Time(r.notAfter)
+	m.Left = m.ExpiresAt.Sub(now)
 	m.coalesces = texts[1][1] == flagCoalesces || texts[1][1] == flagParkedCoalesces
 	return m, true
 }

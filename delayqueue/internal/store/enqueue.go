@@ -101,7 +101,7 @@ func (p *Partition) Enqueue(ctx context.Context, job Job) (Stored, error) {
 		return stored, err
 	case <-ctx.Done():
 		p.enqueues.Forget()
-		return Stored{}, Left(ctx, "enqueue")
+		return Stored{}, CallerGone(ctx, "enqueue")
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // else one that wraps core.ErrUnavailable.
 func Unavailable(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
-		return Left(ctx, op)
+		return CallerGone(ctx, op)
 	}
 	if IsMoving(err) {
 		return fmt.Errorf("delayqueue: %s: %w: the queue's slot is being moved to another node: %w", op, core.ErrUnavailable, err)
@@ -28,7 +28,7 @@ func IsMoving(err error) bool {
 	return redis.HasErrorPrefix(err, "TRYAGAIN ") || redis.HasErrorPrefix(err, "ASK ") || redis.HasErrorPrefix(err, "MOVED ")
 }
 
-// Left returns the error of a call whose caller's ctx has ended.
-func Left(ctx context.Context, op string) error {
+// CallerGone returns the error of a call whose caller's ctx has ended.
+func CallerGone(ctx context.Context, op string) error {
 	return fmt.Errorf("delayqueue: %s: %w", op, ctxerr.Of(ctx))
 }

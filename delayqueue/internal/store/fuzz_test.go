@@ -46,7 +46,7 @@ func FuzzReadMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		m, ok := readMessage(reply)
+		m, ok := readMessage(reply, time.Now())
 		if !ok {
 			return
 		}

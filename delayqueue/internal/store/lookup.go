@@ -13,16 +13,16 @@ import (
 // Found is what Redis holds of a message. Its State is None if there is nothing.
 type Found struct {
 	Ending
-	Inline    string // its payload, if that is in its record
-	Long      bool   // it is not
 	Size      int64  // of its payload
 	Forgotten bool   // a dead letter for which there was no room
-	Readable  bool   // it has a record
+	inline    string // its payload, if that is in its record
+	long      bool   // its payload is not in its record
+	readable  bool   // it has a record
 	// Of an Entry: when a queued message may be started, zero if it is not known; and when the claim of a running one ends.
 	Due, ClaimEnds time.Time
 }
 
-// Lookup is that of one message in one partition: the commands of a pipeline.
+// Lookup looks one message up in one partition: it has the commands of a pipeline.
 type Lookup struct {
 	id                           string
 	attempts, record, deadLetter *redis.StringCmd
@@ -68,7 +68,7 @@ func (l *Lookup) Err() error {
 // Read reads the message once the pipeline has run.
 func (l *Lookup) Read() (f Found) {
 	r, ok := readRecord(l.record.Val())
-	f.Inline, f.Long, f.Readable, f.Size = r.payload, r.long, ok, int64(len(r.payload)+r.longSize)
+	f.inline, f.long, f.readable, f.Size = r.payload, r.long, ok, int64(len(r.payload)+r.longSize)
 	if deadLetter := l.deadLetter.Val(); deadLetter != "" {
 		if f.Ending, ok = ReadEnding(l.id, deadLetter); !ok {
 			f.Status = Status{ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: Dead}
@@ -190,8 +190,8 @@ func (p *Partition) Result(ctx context.Context, id string) (result []byte, ok bo
 
 // Payload reads the payload of a message that was found. It reports false if that is not stored any more.
 func (p *Partition) Payload(ctx context.Context, f Found) (payload []byte, ok bool, err error) {
-	if !f.Long {
-		return []byte(f.Inline), f.Readable, nil
+	if !f.long {
+		return []byte(f.inline), f.readable, nil
 	}
 	payload, err = p.store.Client.Get(ctx, p.PayloadKey(f.ID)).Bytes()
 	if errors.Is(err, redis.Nil) {
@@ -202,7 +202,7 @@ func (p *Partition) Payload(ctx context.Context, f Found) (payload []byte, ok bo
 	return payload, true, nil
 }
 
-// Open is how many messages, dead letters among them, each partition has.
+// Open is how many messages, dead letters among them, partitions have together.
 func (s *Store) Open(ctx context.Context, op string, parts []*Partition) (total int64, err error) {
 	pipe := s.Client.Pipeline()
 	open := make([]*redis.IntCmd, len(parts))

@@ -179,20 +179,24 @@ type InLine struct {
 // LineStart is the place before all others of a key's FIFO.
 func LineStart(key string) string { return key + "\n" }
 
-// Line reads at most n messages of a key, after a place. One that is not there any more has no State.
-func (p *Partition) Line(ctx context.Context, key, after string, n int) ([]InLine, error) {
+// Line reads at most n messages of a key, after a place, and tells whether there are more. One that is not there any more has no State.
+func (p *Partition) Line(ctx context.Context, key, after string, n int) (line []InLine, more bool, err error) {
 	pipe := p.store.Client.Pipeline()
 	before := pipe.ZLexCount(ctx, p.Keys[KeyFIFOs], "["+key+"\n", "["+after)
-	found := pipe.ZRangeByLex(ctx, p.Keys[KeyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
+	found := pipe.ZRangeByLex(ctx, p.Keys[KeyFIFOs], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n) + 1})
 	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, Unavailable(ctx, "line", err)
+		return nil, false, Unavailable(ctx, "line", err)
 	}
-	line, lookups := make([]InLine, len(found.Val())), make([]*Lookup, len(found.Val()))
+	places := found.Val()
+	if more = len(places) > n; more {
+		places = places[:n]
+	}
+	line, lookups := make([]InLine, len(places)), make([]*Lookup, len(places))
 	if len(line) == 0 {
-		return nil, nil
+		return nil, false, nil
 	}
 	pipe = p.store.Client.Pipeline()
-	for i, place := range found.Val() {
+	for i, place := range places {
 		line[i] = InLine{Place: place, Position: before.Val() + int64(i) + 1}
 		if place >= key+"\n~" { // delayed, or quiet
 			line[i].Position = 0
@@ -203,13 +207,13 @@ func (p *Partition) Line(ctx context.Context, key, after string, n int) ([]InLin
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for i, l := range lookups {
 		if err := l.Err(); err != nil {
-			return nil, Unavailable(ctx, "line", err)
+			return nil, false, Unavailable(ctx, "line", err)
 		}
 		if f := l.Read(); (f.State == Queued || f.State == Running) && f.Key == key {
 			line[i].Found = f
 		}
 	}
-	return line, nil
+	return line, more, nil
 }
 
 func later(a, b time.Time) time.Time {

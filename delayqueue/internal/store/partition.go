@@ -25,8 +25,8 @@ type Settings struct {
 
 	// Begin is asked before a message is stored where there was none: Redis may have lost the queue.
 	Begin func(ctx context.Context) error
-	// Idle is told with each batch that was stored for how long nobody has claimed, less than 0 if nobody need have, and whether a call was
-	// parked.
+	// Idle is told with each batch that was stored for how long nobody has claimed, less than 0 if there was nothing to claim, and
+	// whether a call was parked.
 	Idle func(p *Partition, since time.Duration, parked bool)
 	// Forgotten is told how many dead letters were forgotten for lack of room, and the name of the last.
 	Forgotten func(n int, name string)
@@ -63,7 +63,7 @@ type Partition struct {
 	clock    atomic.Pointer[clock]
 	bytes    atomic.Int64 // that its messages took at the last enqueue
 	back     atomic.Int64 // by how much its clock is ahead of that of Redis, in ms, as far as was told
-	claims   atomic.Int64 // the most that somebody has at once
+	claims   atomic.Int64 // the most that a Worker has at once
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*Settlement]
 	// Those of earlier jobs. The pool is not global: it would carry channels between synctest's bubbles.
@@ -128,10 +128,10 @@ const (
 	batchBytes = 1 << 20
 )
 
-// Expect says how many claims somebody has at once, at most.
+// Expect says how many claims a Worker has at once, at most.
 func (p *Partition) Expect(claims int) { p.claims.Store(max(p.claims.Load(), int64(claims))) }
 
-// settleMost is how many claims are settled together: half of those that somebody has, so that he runs one half while Redis
+// settleMost is how many claims are settled together: half of those that a Worker has, so that it runs one half while Redis
 // settles the other. It is no more than one script call takes.
 func (p *Partition) settleMost() int { return min(BatchItems, max(8, int(p.claims.Load())/2)) }
 

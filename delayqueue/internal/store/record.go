@@ -92,7 +92,7 @@ func digits(s string) (n int, ok bool) {
 // Attempts is the history of a message so far.
 type Attempts struct {
 	Attempts, Conflicts, Losses, Handed int
-	Token, Cause                        string
+	Cause                               string
 }
 
 const (
@@ -115,7 +115,7 @@ func ReadAttempts(s string) (a Attempts, ok bool) {
 			return a, false
 		}
 	}
-	a.Token, a.Cause, ok = strings.Cut(s, " ")
+	_, a.Cause, ok = strings.Cut(s, " ")
 	return a, ok
 }
 
@@ -226,10 +226,10 @@ func appendMark(b []byte, token string) []byte {
 	return append(b, token[len(token)-markLen:]...)
 }
 
-// MemberOf is the entry of a message in z and w.
+// MemberOf is the entry of a message in WAITING and RUNNING.
 func MemberOf(id, key string) string { return id + " " + key }
 
-// SplitPlace reads an entry of f.
+// SplitPlace reads an entry of FIFOS.
 func SplitPlace(place string) (id, key string) {
 	key, rest, _ := strings.Cut(place, "\n")
 	if rest != "" && (rest[0] == '~' || rest[0] == '\x7f') { // delayed, or quiet

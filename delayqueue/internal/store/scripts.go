@@ -26,7 +26,7 @@ var (
 	freeScript     = luascript.Load(files, "free")
 )
 
-// Scripts are those that change or read messages, by their names, for tests that break them or look for their calls.
+// Scripts are those of messages, by their names, for tests that break them or look for their calls.
 var Scripts = map[string]*luascript.Script{
 	"enqueue": enqueueScript, "claim": claimScript, "extend": extendScript, "settle": settleScript, "wake": wakeScript, "cancel": cancelScript,
 	"redrive": redriveScript, "purge": purgeScript, "page": pageScript, "payloads": payloadsScript, "free": freeScript,

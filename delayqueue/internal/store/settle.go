@@ -69,10 +69,9 @@ type Settlement struct {
 
 	// The result.
 	Err     error
-	Held    bool          // the claim was the caller's
-	Claimed *Message      // the next one
-	Left    time.Duration // for which that may be started
-	AnyDue  bool          // a message is due now
+	Held    bool     // the claim was the caller's
+	Claimed *Message // the next one
+	AnyDue  bool     // a message is due now
 	Sent    time.Time
 	done    chan struct{}
 }
@@ -216,11 +215,9 @@ func (s *Settlement) read(reply any, now time.Time) error {
 	}
 	s.Held = f[0] == int64(1)
 	if len(f) > 1 && f[1] != nil {
-		m, ok := readMessage(f[1])
-		if !ok {
+		if s.Claimed, ok = readMessage(f[1], now); !ok {
 			return luascript.ErrReply
 		}
-		s.Claimed, s.Left = &m, m.ExpiresAt.Sub(now)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func TestSettle_SentAgainAfterTheClockWentBackBringsWhatItClaimed(t *testing.T) 
 		})
 		now := time.Now()
 		p.clock.Store(&clock{now.Add(time.Hour).UnixMilli(), now}) // of the node that failed
-		s := &Settlement{Message: &b.Messages[0], Token: "one", Next: "two", Lease: time.Minute}
+		s := &Settlement{Message: b.Messages[0], Token: "one", Next: "two", Lease: time.Minute}
 		for tries := 0; ; tries++ {
 			if <-p.Settle(s); s.Err == nil {
 				require.Positive(t, tries)
