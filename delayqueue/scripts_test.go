@@ -38,7 +38,7 @@ func storeTogether(p *store.Partition, jobs ...Job) (stored []store.Stored, err 
 
 // claimOf is the claim on a message of a queue with one partition.
 func claimOf(q *Queue, m *store.Message, token string) *claim {
-	m.Due = time.Time{} // nobody knows it any more after a lost reply
+	m.Due, m.Left = time.Time{}, 0 // a reply after a lost one has others
 	return &claim{message: messageOf(m), stored: m, queue: q, partition: q.manifests.partitions[0], token: token, startBy: m.ExpiresAt}
 }
 
@@ -76,7 +76,7 @@ func settleOnce(c *claim, v outcome) (*store.Settlement, error) {
 	s := endAgain(c, v)
 	c.partition.SettleTogether([]*store.Settlement{s})
 	if firstTries.Store(c, s.First); s.Claimed != nil {
-		s.Claimed.Due = time.Time{} // nobody knows it any more after a lost reply
+		s.Claimed.Due, s.Claimed.Left = time.Time{}, 0
 	}
 	return s, s.Err
 }
