@@ -64,7 +64,7 @@ func requireFunctions(t *testing.T, path, source string) {
 func TestLoad_TheSourcesAreLua(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
-		for _, folder := range []string{"core/internal/store", "delayqueue", "idempotency"} {
+		for _, folder := range []string{"core/internal/store", "delayqueue/internal/store", "idempotency"} {
 			dir := os.DirFS(filepath.Join("../..", folder))
 			paths, err := filepath.Glob(filepath.Join("../..", folder, "lua/*.lua"))
 			require.NoError(t, err)
