@@ -31,7 +31,9 @@ type grant struct {
 	state     leaseState  // guarded by locker.leases.mu
 	waited    bool        // its token was in the key's FIFO; guarded by locker.waiters.mu
 	along     along.Rider // of the present lease; nil: nobody
-	briefly   bool        // its release is not tried again while Redis is down: a caller waits for it, and the rest is in the background
+	// Its release ends its key's reservation as well. reservedStill: that was made anew, or it is not known that it ended.
+	unreserves, reservedStill bool
+	briefly                   bool // its release is not tried again while Redis is down: a caller waits for it, and the rest is in the background
 	// Redis said that other processes wait.
 	waiting atomic.Bool
 	// Another process may hold the key by the same token, so the grant cannot be handed over.
@@ -72,7 +74,7 @@ func (l *Locker) newGrant(record, token string, limit int, fence int64, asked, n
 func (g *grant) key() string { return store.KeyOf(g.locker.prefix, g.record) }
 
 func (g *grant) releaseRequest() store.ReleaseRequest {
-	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Briefly: g.briefly, Holder: g, Along: g.along}
+	return store.ReleaseRequest{Record: g.record, Token: g.token(), Used: g.lastFence(), Asked: g.waited || g.waiting.Load(), Briefly: g.briefly, Unreserve: g.unreserves, Holder: g, Along: g.along}
 }
 
 // extend renews the lease in Redis for a caller that waits for it.

@@ -36,7 +36,7 @@ func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (
 		return requeue, g.waiting.Load(), false
 	}
 	held := waitqueue.Held{Fence: g.fence, Used: int(g.used), Age: g.since.Elapsed(now), Wanted: g.waiting.Load()}
-	if minHoldLeft <= 0 && (g.along == nil || !g.along.Pending()) && !g.bounded() && !g.transferred.Load() && !w.reserved.since(q.key, g.madeAfter(), now) {
+	if minHoldLeft <= 0 && !g.unreserves && (g.along == nil || !g.along.Pending()) && !g.bounded() && !g.transferred.Load() && !w.reserved.since(q.key, g.madeAfter(), now) {
 		held.TTL = g.ttl
 	}
 	r, actions := q.Released(now, held)

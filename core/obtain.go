@@ -41,6 +41,7 @@ type attempt struct {
 	multi    *multiAttempt // the call for several keys that this one is a part of, or nil
 
 	conflict Conflict
+	latest   int64 // the latest fence, when Redis refused the key last
 
 	// The result: a lease, or for a part of a call for several keys a grant without one.
 	lease *Lease
@@ -110,6 +111,7 @@ func (a *attempt) tryOnce(now time.Time) error {
 		return store.Unavailable("acquire", key, errors.New("the grant had ended when its reply arrived"))
 	}
 	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = a.conflict.Attempt+1, reply.Remaining, reply.Queued
+	a.latest = reply.Latest
 	decision, err := a.decide(time.Now())
 	if err == nil {
 		err = a.refusal(decision)
@@ -167,7 +169,7 @@ func (a *attempt) await() error {
 func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, error) {
 	a.conflict.Attempt++
 	var failure error
-	a.conflict.Remaining, a.conflict.Waiting, failure = w.hint(now)
+	a.conflict.Remaining, a.conflict.Waiting, a.latest, failure = w.hint(now)
 	decision, err := a.decide(now)
 	if err != nil {
 		return 0, err
@@ -278,7 +280,7 @@ func (a *attempt) request(w *waiter, req *waitqueue.Request) error {
 		a.locker.releaseLate(a.call.Key, late)
 		return a.closed()
 	case !reply.Granted && full:
-		a.conflict.Remaining, a.conflict.Waiting, _ = w.hint(time.Now())
+		a.conflict.Remaining, a.conflict.Waiting, a.latest, _ = w.hint(time.Now())
 		return a.shed(true)
 	}
 	return nil
@@ -358,31 +360,6 @@ func (a *attempt) refusal(d Decision) error {
 	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
 }
 
-// reserve reserves the key for a call that was deferred. The call is stored even if this fails. In
-// the background it then ends the reservation if no work of the key is parked any more.
-func (a *attempt) reserve(d Decision) {
-	l, key := a.locker, a.call.Key
-	if d.reserve <= 0 || !l.store.Queues() {
-		return
-	}
-	stamp, err := reserve(a.ctx, l, key, min(max(d.reserve, MinTTL), MaxTTL))
-	if d.parked == nil {
-		return
-	}
-	l.life.Background(func() {
-		ctx := l.life.Context()
-		for end := time.Now().Add(d.reserve); err != nil; { // it may be reserved although the request failed
-			stamp, err = stampOf(ctx, l, key)
-			if err != nil && (l.life.Pause(ctx, time.Second) != nil || time.Now().After(end)) {
-				return
-			}
-		}
-		if parked, err := d.parked(ctx); err == nil && !parked {
-			_ = unreserve(ctx, l, key, stamp)
-		}
-	})
-}
-
 // reenter returns a handle on the lease that ctx works under, if it holds the
 // call's key and has not ended.
 func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Lease, error) {
@@ -456,6 +433,7 @@ func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Du
 	req := g.releaseRequest()
 	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), requeue, wanted
 	reply, err := l.store.Release(ctx, req)
+	g.reservedStill = reply.Reserved || err != nil
 	l.waiters.releaseAnswered(g, requeue, now, reply, err)
 	return reply.Owned, err
 }

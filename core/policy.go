@@ -3,6 +3,8 @@ package core
 import (
 	"context"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/reservation"
 )
 
 // ConflictPolicy decides what happens to a call whose key is held: see [Reject], [RetryAfter] and
@@ -59,7 +61,7 @@ type Decision struct {
 	ticket Ticket
 	// Of reservation.Functions.Reserving.
 	reserve time.Duration
-	parked  func(context.Context) (bool, error)
+	work    reservation.Work
 }
 
 type decisionKind int

@@ -17,7 +17,7 @@ import (
 func init() {
 	reservation.Provide(reservation.Functions[*Locker, *Lease, AcquireOption, Decision, Preference]{
 		Reserve: reserve, Stamp: stampOf, Unreserve: unreserve,
-		Reserved: reserved, WasReserved: wasReserved, Reserving: reserving, StoresUnder: storesUnder,
+		Reserved: reserved, WasReserved: wasReserved, Release: release, Reserving: reserving, StoresUnder: storesUnder,
 	})
 }
 
@@ -25,11 +25,16 @@ func reserve(ctx context.Context, l *Locker, key string, span time.Duration) (st
 	if err := checkTTL("Reserve", span); err != nil {
 		return 0, err
 	}
-	stamp, err = l.store.Reserve(ctx, key, span)
+	reply, err := l.reserve(ctx, key, store.ReserveRequest{Span: span})
+	return reply.Stamp, err
+}
+
+func (l *Locker) reserve(ctx context.Context, key string, req store.ReserveRequest) (store.ReserveReply, error) {
+	reply, err := l.store.Reserve(ctx, key, req)
 	if err == nil {
 		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
 	}
-	return stamp, err
+	return reply, err
 }
 
 func stampOf(ctx context.Context, l *Locker, key string) (int64, error) {
@@ -57,9 +62,57 @@ func reserved(span time.Duration) AcquireOption {
 
 func wasReserved(l *Lease) bool { return l != nil && l.reserved }
 
-func reserving(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision {
-	d.reserve, d.parked = span, parked
+func release(ctx context.Context, l *Lease) (reserved bool, err error) {
+	l.grant.unreserves, l.grant.reservedStill = true, true
+	err = l.Release(ctx)
+	return l.grant.reservedStill, err
+}
+
+func reserving(d Decision, span time.Duration, work reservation.Work) Decision {
+	d.reserve, d.work = span, work
 	return d
+}
+
+// reserve reserves the key for a call that was deferred, and has the work run when the key may be free: at once if somebody
+// else may have had it since the call was refused, else when it is released. The call is stored even if this fails.
+func (a *attempt) reserve(d Decision) {
+	l, key := a.locker, a.call.Key
+	if d.reserve <= 0 {
+		return
+	}
+	known := l.notifications.releases(key)
+	reply, _ := l.reserve(a.ctx, key, store.ReserveRequest{Span: min(max(d.reserve, MinTTL), MaxTTL), Watch: l.id, Fence: a.latest})
+	if d.work == nil {
+		return
+	}
+	if reply.Held {
+		l.store.Start()
+		l.notifications.register(key, &listener{id: d.work, tell: func(key string) {
+			l.life.Background(func() { l.runParked(key, d, 0) }) // calls that were refused later may have reserved it anew
+		}}, known, a.conflict.Remaining)
+		return
+	}
+	l.life.Background(func() { l.runParked(key, d, reply.Stamp) })
+}
+
+// runParked has the parked work of a key run. If there is none it ends the key's reservation, which has the stamp, or one
+// that is not known: 0.
+func (l *Locker) runParked(key string, d Decision, stamp int64) {
+	ctx := l.life.Context()
+	left, err := d.work.Freed(ctx, key)
+	for end := time.Now().Add(d.reserve); stamp == 0 && err == nil && !left; left, err = d.work.Freed(ctx, key) {
+		var failed error
+		stamp, failed = stampOf(ctx, l, key)
+		switch {
+		case stamp == 0 && failed == nil || !l.store.Queues():
+			return
+		case failed != nil && (l.life.Pause(ctx, time.Second) != nil || time.Now().After(end)):
+			return
+		}
+	}
+	if err == nil && !left {
+		_ = unreserve(ctx, l, key, stamp)
+	}
 }
 
 // reservations are the keys that are reserved according to a message or a reply, with the time of

@@ -2,12 +2,15 @@ package core_test
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -22,7 +25,9 @@ func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
 		for key, want := range map[string]bool{"ran": false, "parked": true} {
 			lease := testbed.Take(t, other, key)
 			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
+				require.NoError(t, lease.Release(ctx)) // the work may have run before its key is reserved
+				lease = testbed.Take(t, other, key)
+				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { return want }}), nil
 			}))
 			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, mustNotRun), core.ErrDeferred)
 			if want {
@@ -35,6 +40,42 @@ func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
 		}
 	})
 }
+
+// The work of a call whose key is still held by whom the call was refused for cannot have run: it is told at the release.
+func TestReservation_ParkedWorkIsToldOfTheRelease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, other := newLocker(t, env), newLocker(t, env)
+		_ = testbed.Take(t, l, "first") // it subscribes: then calls are told that they may have missed a release
+		listening(t, l)
+		for _, left := range []bool{true, false} {
+			key, told := fmt.Sprint("left ", left), make(chan struct{}, 100)
+			lease := testbed.Take(t, other, key)
+			work := &parkedWork{func() bool { told <- struct{}{}; return left }}
+			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, work), nil
+			}))
+			var calls sync.WaitGroup
+			for range 20 {
+				calls.Go(func() { assert.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: key}, mustNotRun), core.ErrDeferred) })
+			}
+			calls.Wait()
+			require.Empty(t, told, "it is held")
+			require.NoError(t, lease.Release(t.Context()))
+			<-told
+			if left {
+				require.Positive(t, reservedFor(t, l, key))
+			} else {
+				redistest.Eventually(t, func() bool { return reservedFor(t, l, key) == 0 }, "it is reserved for nobody")
+			}
+			require.LessOrEqual(t, len(told), 1, "a release is told once, however many calls there were, or twice if nothing is left")
+		}
+	})
+}
+
+// parkedWork is told that its key may be free, and says whether any of it is left.
+type parkedWork struct{ freed func() bool }
+
+func (w *parkedWork) Freed(context.Context, string) (bool, error) { return w.freed(), nil }
 
 // deferring is a policy that stores calls, so to speak.
 func deferring(stored func()) core.ConflictPolicy {
@@ -85,10 +126,7 @@ type lastParked struct{ lose, asked *atomic.Bool }
 
 func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
 	p.lose.Store(true)
-	return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, func(context.Context) (bool, error) {
-		p.asked.Store(true)
-		return false, nil
-	}), nil
+	return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { p.asked.Store(true); return false }}), nil
 }
 
 func TestReservation_ALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {

@@ -3,6 +3,7 @@
 package core_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // reservationMutants are scripts that break what reservations are for.
@@ -27,6 +29,12 @@ var reservationMutants = []scriptMutant{
 	{name: "a worker does not make the reservation its own", script: "acquire", old: "    stamp = its\n"},
 	{name: "a reservation is not made anew", script: "reserve", old: "stamp = math.max(stamp + 1, next_fence())"},
 	{name: "a reservation is shortened", old: "reserved = math.max(reserved, now + ms)", new: "reserved = now + ms"},
+	{name: "a release ends no reservation", script: "release", old: "if unreserves and stamp <= used then\n  reserved = 0", new: "if false then"},
+	{name: "a release ends what it likes", script: "release", old: "if unreserves and stamp <= used then", new: "if unreserves then"},
+	{name: "the last release ends what it likes", script: "release", old: "(unreserves and tonumber(string.match(its[5], ' (%d+)$')) <= used)", new: "unreserves"},
+	{name: "a release does not say that a reservation stays", script: "release", old: "(unreserves and reserved > 0 and 2 or 0)", new: "0"},
+	{name: "who parks is not told of the release", script: "reserve", old: "watch_for(held_still and ARGV[4] or '')"},
+	{name: "another holder is taken for that of the refusal", script: "reserve", old: " and fence == tonumber(ARGV[5] or 0)"},
 	{name: "a reserved record goes with its holder", old: "      needed_until = math.max(needed_until, reserved)\n"},
 }
 
@@ -105,14 +113,86 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	}
 	third, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 	require.NoError(t, err)
-	require.NoError(t, third.Release(ctx))
-	require.NoError(t, unreserve(t, l, third))
-	if reservedFor(t, l, key) > 0 {
-		return "the reservation was not ended"
+	require.NoError(t, reserve(t, l, key, time.Minute))
+	if stays, err := reservations.Release(ctx, third); err != nil || !stays || reservedFor(t, l, key) == 0 {
+		return "a release ended a newer reservation, or did not say that it stays"
+	}
+	fourth, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
+	require.NoError(t, err)
+	if stays, err := reservations.Release(ctx, fourth); err != nil || stays || reservedFor(t, l, key) > 0 {
+		return "a release did not end the reservation"
 	}
 	if !soon(func() bool { return len(fresh) > 0 }) {
 		return "who waits was not woken"
 	}
+	require.NoError(t, (<-fresh).Release(ctx))
+	return unreserveTrouble(t, l, waiting) + parkingTrouble(t, l, waiting)
+}
+
+// unreserveTrouble ends a reservation without a release, and another one with a release when nobody waits.
+func unreserveTrouble(t *testing.T, l, waiting *core.Locker) string {
+	t.Helper()
+	first, err := l.TryAcquire(t.Context(), "alone")
+	require.NoError(t, err)
+	require.NoError(t, reserve(t, l, "alone", time.Minute))
+	stays, err := reservations.Release(t.Context(), first)
+	if err != nil || !stays || reservedFor(t, l, "alone") == 0 {
+		return "the last release ended a newer reservation"
+	}
+	second, err := l.TryAcquire(t.Context(), "alone", reservations.Reserved(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, second.Release(t.Context()))
+	waits := make(chan *core.Lease, 1)
+	go func() { lease, _ := waiting.Acquire(t.Context(), "alone"); waits <- lease }()
+	redistest.Eventually(t, func() bool { info, err := l.Inspect(t.Context(), "alone"); return err == nil && info.Waiting == 1 }, "it waits")
+	if unreserve(t, l, second) != nil || reservedFor(t, l, "alone") > 0 {
+		return "the reservation was not ended"
+	}
+	select {
+	case lease := <-waits:
+		require.NoError(t, lease.Release(t.Context()))
+		return ""
+	case <-time.After(2 * time.Second):
+		return "unreserve did not wake who waits"
+	}
+}
+
+// parkingTrouble parks a call while its key is held, and another one whose key has another holder by the time that it is reserved.
+func parkingTrouble(t *testing.T, l, other *core.Locker) string {
+	t.Helper()
+	told := make(chan struct{}, 10)
+	park := func(stored func()) {
+		guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			stored()
+			return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { told <- struct{}{}; return true }}), nil
+		}))
+		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "parked"}, mustNotRun), core.ErrDeferred)
+	}
+	isTold := func() bool {
+		select {
+		case <-told:
+			return true
+		case <-time.After(2 * time.Second):
+			return false
+		}
+	}
+	held := testbed.Take(t, other, "parked")
+	park(func() {})
+	require.NoError(t, held.Release(t.Context()))
+	if !isTold() {
+		return "who parked was not told of the release"
+	}
+	held, err := other.TryAcquire(t.Context(), "parked", reservations.Reserved(time.Minute))
+	require.NoError(t, err)
+	park(func() {
+		_, err = reservations.Release(t.Context(), held)
+		require.NoError(t, err)
+		held = testbed.Take(t, other, "parked")
+	})
+	if !isTold() {
+		return "who parked was not told that the key had been free"
+	}
+	require.NoError(t, held.Release(t.Context()))
 	return ""
 }
 

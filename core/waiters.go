@@ -56,6 +56,7 @@ type queue struct {
 	key    string
 	record string // the key's name in Redis; "" until it is asked for
 	held   *grant // whose fence Held returns; stale if that is 0
+	latest int64  // the key's latest fence, when Redis refused a call last
 }
 
 // waiter is a call that waits. Only its own goroutine uses it, except for the channels and the
@@ -247,6 +248,7 @@ func (c *waiter) answered(req *waitqueue.Request, mark store.Mark, reply *store.
 	if reply.Granted {
 		return w.apply(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: req.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Asked: req.Sent, Until: until}))
 	}
+	q.latest = reply.Latest
 	return w.apply(q, nil, q.Refused(time.Now(), &c.Call, refusal(req.Token, req.Sent, mark, reply.Standing)))
 }
 
@@ -343,17 +345,17 @@ func (c *waiter) askNow() {
 }
 
 // hint returns what the queue knows of the key, for a call that does not ask itself: how much is
-// left of the holder's lease, how many calls wait, and why the latest request failed, if it did.
-func (c *waiter) hint(now time.Time) (remaining time.Duration, waiting int, failure error) {
+// left of the holder's lease, how many calls wait, the latest fence, and why the latest request failed, if it did.
+func (c *waiter) hint(now time.Time) (remaining time.Duration, waiting int, latest int64, failure error) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	until, waiting := c.queue.Hint()
-	remaining = until.Sub(now)
+	remaining, latest = until.Sub(now), c.queue.latest
 	if c.queue.Held() != 0 {
-		remaining = c.queue.held.Deadline().Mono.Sub(now)
+		remaining, latest = c.queue.held.Deadline().Mono.Sub(now), c.queue.held.fence
 	}
-	return max(0, remaining), waiting, c.queue.Failure()
+	return max(0, remaining), waiting, latest, c.queue.Failure()
 }
 
 // grantMessage takes the message of a grant, which arrived at the time now.

@@ -32,9 +32,11 @@ const (
 type fetcher struct {
 	*Worker
 	partition *store.Partition
-	wake      chan struct{} // holds one: claim now
-	freed     chan string   // its keys that may be free
-	moreSlots chan struct{} // holds one: more may be claimed than before
+	wake      chan struct{}      // holds one: claim now
+	sooner    chan time.Duration // holds one: claim after that
+	freed     chan string        // its keys that may be free
+	pending   []string           // those that the next claim looks at
+	moreSlots chan struct{}      // holds one: more may be claimed than before
 	timer     *time.Timer
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
@@ -62,10 +64,13 @@ func (w *fetcher) run() {
 		case <-w.wake:
 		default:
 		}
+		w.takeFreed()
 		if w.paused.Load() {
 			w.slots.free(n)
-			w.pause(pollBusy, true)
-			continue
+			if n = 0; len(w.pending) == 0 {
+				w.pause(pollBusy, true)
+				continue
+			}
 		}
 		if token == "" {
 			number++
@@ -108,6 +113,7 @@ func (w *fetcher) noteClaim(b store.Batch) {
 	for _, key := range b.Emptied {
 		w.waker.reconsider(key)
 	}
+	w.looked(b.Freed)
 }
 
 // idle waits until a message is due, after a claim that took all there were.
@@ -138,7 +144,7 @@ func (w *fetcher) ask(token string, n int) (b store.Batch, left int, err error) 
 	timer := time.AfterFunc(claimTimeout, func() { w.slots.free(int(held.Swap(0))) })
 	defer timer.Stop()
 	// Not cancelled by Stop: messages whose claim is not known here would wait for its end.
-	b, err = w.partition.Claim(w.ctx, token, w.lease, n)
+	b, err = w.partition.Claim(w.ctx, token, w.lease, n, w.pending...)
 	return b, int(held.Swap(0)), err
 }
 
@@ -178,40 +184,57 @@ func (w *fetcher) handBackClaim(token string) {
 }
 
 // takeSlots waits for a free slot, and takes as many free ones as a claim may fill. While none is
-// free it returns 0 each second: a claim also gives back messages of dead workers.
+// free it returns 0 each second, and when a key may be free: a claim also gives back messages of dead workers.
 func (w *fetcher) takeSlots() int {
 	w.timer.Reset(pollBusy)
 	for {
+		n := 1
 		select {
 		case w.slots.forClaims() <- struct{}{}:
 		case w.slots.aheadForClaims() <- struct{}{}:
 		case <-w.moreSlots:
 			continue
+		case key := <-w.freed:
+			w.pending = append(w.pending, key)
+			n = 0
 		case <-w.timer.C:
 			return 0
 		case <-w.stopping:
 			return 0
 		}
-		n := 1 + w.slots.takeFree(store.BatchItems-1)
+		n += w.slots.takeFree(store.BatchItems - n)
 		// A message that is to run alone enters alone, and then sees that no slots are taken: it sees these, or is seen here.
 		if len(w.slots.alone) == 0 {
 			return n
 		}
 		w.slots.free(n)
+		if len(w.pending) > 0 {
+			return 0
+		}
 	}
 }
 
 // pause waits for d, for Stop, and, if wakeable, until it is woken.
 func (w *fetcher) pause(d time.Duration, wakeable bool) {
-	wake := w.wake
+	wake, sooner, freed := w.wake, w.sooner, w.freed
 	if !wakeable {
-		wake = nil
+		wake, sooner, freed = nil, nil, nil
 	}
-	w.timer.Reset(d)
-	select {
-	case <-w.timer.C:
-	case <-wake:
-	case <-w.stopping:
+	for until := time.Now().Add(d); ; {
+		w.timer.Reset(time.Until(until))
+		select {
+		case in := <-sooner:
+			if at := time.Now().Add(in); at.Before(until) {
+				until = at
+			}
+			continue
+		case key := <-freed:
+			w.pending = append(w.pending, key)
+		case <-w.timer.C:
+		case <-wake:
+		case <-w.stopping:
+		}
+		return
 	}
 }
 
@@ -247,7 +270,7 @@ func (w *Worker) fetcherOf(p *store.Partition) *fetcher {
 	if c == nil {
 		c = &fetcher{
 			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements), moreSlots: make(chan struct{}, 1),
+			wake: make(chan struct{}, 1), sooner: make(chan time.Duration, 1), freed: make(chan string, announcements), moreSlots: make(chan struct{}, 1),
 		}
 		p.Expect((1 + aheadMost) * w.concurrency)
 		all := append(slices.Clip(*w.fetchers.Load()), c)
@@ -261,6 +284,18 @@ func (w *fetcher) wakeSoon() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
+	}
+}
+
+// wakeIn wakes the fetcher after d. It is called by one goroutine at a time.
+func (w *fetcher) wakeIn(d time.Duration) {
+	for {
+		select {
+		case w.sooner <- d:
+			return
+		case earlier := <-w.sooner:
+			d = min(d, earlier)
+		}
 	}
 }
 

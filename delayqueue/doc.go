@@ -127,7 +127,7 @@
 // Jobs that are enqueued, and messages that end, while a script call is in flight are sent
 // together in the next one. The call that ends a claim returns the next message, so a busy
 // worker does not ask for work. An idle worker sleeps until a message is due, a claim
-// ends, a message becomes too old, or it is woken; at most 10 s. A message that
-// found its key held has a delay, but does not wait for its end: the Locker is told of the key's
-// release, and the worker makes the message due.
+// ends, a message becomes too old, or it is woken; at most 10 s. A message whose
+// key is held has a delay, but does not wait for its end: the Locker that found it held, the guard's or then the worker's, is told of the key's
+// release, and the message is due.
 package delayqueue

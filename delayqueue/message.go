@@ -56,15 +56,16 @@ type Job struct {
 	// [Observer].OnEnqueuing returns one.
 	Trace string
 
-	parked bool // its key is held, and reserved for it
-	fresh  bool // no other job has its id
+	parked bool          // its key is held, and reserved for it
+	wait   time.Duration // for its key, at most
+	fresh  bool          // no other job has its id
 }
 
 // stored is the job as it is stored, but for its payload.
 func (j Job) stored() store.Job {
 	return store.Job{
 		ID: j.ID, Key: j.Key, Name: j.Name, Principal: j.Principal, Delay: j.Delay + j.QuietPeriod, MostDelay: j.MaxDelay, MaxAge: j.MaxAge,
-		Coalesces: j.Coalesce, Parked: j.parked, Fresh: j.fresh,
+		Coalesces: j.Coalesce, Parked: j.parked, Wait: j.wait, Fresh: j.fresh,
 	}
 }
 

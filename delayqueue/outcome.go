@@ -15,6 +15,9 @@ import (
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
+// afterLease is how long after the end of its holder's lease a key is tried.
+const afterLease = 50 * time.Millisecond
+
 // unreachablePause is how long a message waits at most if Redis could not be reached.
 const unreachablePause = time.Second
 
@@ -114,7 +117,7 @@ func (j *judge) ofLock(c *claim, err error) outcome {
 		// lost, and for a holder that dies: its lease ends without one.
 		delay := j.conflictDelay(c)
 		if conflict.Remaining > 0 {
-			delay = min(delay, conflict.Remaining+50*time.Millisecond)
+			delay = min(delay, conflict.Remaining+afterLease)
 		}
 		return outcome{end: store.KeyHeld, err: err, delay: delay}
 	case errors.Is(err, core.ErrInvalidKey):

@@ -62,7 +62,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
-	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true, fresh: true}
+	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true, wait: p.waitsForKey(c), fresh: true}
 	if of := c.Call.DeduplicationID; of != "" {
 		job.ID, job.fresh = ident.Hash([]byte(of), []byte(job.Key), []byte(job.Name), []byte(job.Principal))[:32], false
 	}
@@ -77,9 +77,31 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), err
 	}
-	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), func(ctx context.Context) (bool, error) {
-		return p.queue.mayRun(ctx, job.Key)
-	}), nil
+	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), parkedWork{p.queue}), nil
+}
+
+// keyWait is for how long a parked call waits for the message that its key is free, before a worker tries all the same: messages can be lost.
+const keyWait = time.Second
+
+// waitsForKey is for how long a call waits at most to be told that its key is free. Without a reservation nobody tells; a worker's try
+// makes that longer, so it comes in time.
+func (p policy) waitsForKey(c core.Conflict) time.Duration {
+	wait := min(keyWait, p.queue.reservationWindow/2)
+	if c.Remaining > 0 {
+		wait = min(wait, c.Remaining+afterLease)
+	}
+	return wait
+}
+
+// parkedWork is what a queue has parked.
+type parkedWork struct{ queue *Queue }
+
+// Freed implements reservation.Work.
+func (w parkedWork) Freed(ctx context.Context, key string) (left bool, err error) {
+	if freed := w.queue.freed.Load(); freed != nil && (*freed)(key) {
+		return true, nil
+	}
+	return w.queue.wake(ctx, key, true)
 }
 
 // mostFollowing bounds how many messages of one DeduplicationID that are over are looked at.

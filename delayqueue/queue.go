@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,6 +27,8 @@ type Queue struct {
 	manifests *manifests
 	reports   *reporter
 	waits     *waits
+	// freed tells a Worker of this process that a key may be free. It reports whether that will look at it. Nil: there is none.
+	freed *atomic.Pointer[func(key string) bool]
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. All Queues with one name and prefix
@@ -61,6 +64,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		},
 		rdb:   rdb,
 		waits: &waits{},
+		freed: &atomic.Pointer[func(key string) bool]{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -201,13 +205,14 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	return err
 }
 
-// mayRun reports whether a message of a key runs, or could run now: if so the key stays reserved.
-func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
+// wake reports whether a message of a key runs, or could run now: if so the key stays reserved. If the key is free, a message
+// that waits for that is due.
+func (q *Queue) wake(ctx context.Context, key string, free bool) (left bool, err error) {
 	m, err := q.manifests.agreed(ctx, "look at a key")
 	if err != nil {
 		return false, err
 	}
-	found, err := m.of(key, "").Wake(ctx, []string{key}, false)
+	found, err := m.of(key, "").Wake(ctx, []string{key}, free)
 	return err == nil && found[0] != store.WakeNone && found[0] != store.WakeHalt, err
 }
 

@@ -92,7 +92,10 @@ func TestRegression_AKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
 		lease := b.hold("k")
 		id := b.parkCall("k")
 		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, b.queue.ClaimAndDie(20*time.Millisecond))
+		redistest.Eventually(t, func() bool {
+			require.NoError(t, b.queue.ClaimAndDie(20*time.Millisecond))
+			return b.status(id).Attempts > 0
+		}, "it was not waked")
 		time.Sleep(50 * time.Millisecond)
 		var r ran
 		b.start(r.handle)

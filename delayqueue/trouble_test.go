@@ -267,41 +267,6 @@ func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
 	}, delayqueue.WithPartitions(2))
 }
 
-// A node that does not answer costs the other partitions nothing: not their wake-ups.
-func TestWorker_APartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
-		rdb := b.env.Client(t)
-		var hung atomic.Int64
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if isScript(cmd, "wake", b.env.Prefix+":queue:{q/1.2}") {
-				hung.Add(1)
-				<-ctx.Done()
-				cmd.SetErr(ctx.Err())
-				return ctx.Err()
-			}
-			return next(ctx, cmd)
-		}))
-		seen := newEvents()
-		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), (&ran{}).handle, delayqueue.WithObserver(seen),
-			delayqueue.WithConflictBackoff(5*time.Minute, 5*time.Minute))
-		var leases []*core.Lease
-		var ids []string
-		for _, key := range keys {
-			leases = append(leases, b.hold(key))
-			ids = append(ids, b.enqueue(delayqueue.Job{Key: key}))
-		}
-		for range keys {
-			require.Equal(t, delayqueue.OutcomeConflict, next(t, seen.settled).Outcome)
-		}
-		// Loaded, so that the script is sent by its hash.
-		require.NoError(t, leases[0].Release(t.Context()))
-		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not waked")
-		require.NoError(t, leases[1].Release(t.Context()))
-		b.reaches(ids[1], delayqueue.StateDone)
-	}, delayqueue.WithPartitions(2))
-}
-
 // One connection that has died costs no claim, as long as Redis is well.
 func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
 	t.Parallel()

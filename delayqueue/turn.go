@@ -237,33 +237,34 @@ func (t *turn) release(c *claim, v outcome) error {
 		return nil
 	}
 	t.lease = nil
-	ctx, ended := context.Background(), v.end.Final()
+	ctx, ended, unreserves := context.Background(), v.end.Final(), false
 	switch window := t.worker.queue.reservationWindow; {
 	case v.end == store.Died && t.worker.queue.halt == HaltKey:
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, core.MaxTTL)
 	case window == 0 && !reservations.WasReserved(lease):
 	case v.end == store.Died && t.worker.queue.halt == HaltParked:
-		t.reserved = t.unreserve(ctx, lease) != nil
+		unreserves = true
 	case !ended && v.delay > 0 && !v.end.AwaitsKey(): // fresh calls need not wait for one that waits for its next attempt, or for another process
-		t.reserved = t.unreserve(ctx, lease) != nil
+		unreserves = true
 	case window > 0 && (m.QueuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.HasQueuedAfter(ctx, m.Key, m.ID)):
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, window)
 	case reservations.WasReserved(lease) || m.Parked: // a call that is parked from now on makes its own reservation; this message's may have come late
-		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not reply: reconsider it afterwards
+		unreserves = true
 	}
 	var err error
-	observe(t.worker.log, func() { err = lease.Release(ctx) }) // the Locker's observer may panic
+	observe(t.worker.log, func() { // the Locker's observer may panic
+		if !unreserves {
+			err = lease.Release(ctx)
+			return
+		}
+		t.reserved, err = reservations.Release(ctx, lease) // it was made anew, or Redis did not reply: reconsider it afterwards
+	})
 	if errors.Is(err, core.ErrLeaseLost) {
 		return err
 	}
 	return nil // the key is free when its lease expires
-}
-
-// unreserve ends the reservation of the turn's key, unless it was made anew.
-func (t *turn) unreserve(ctx context.Context, lease *core.Lease) error {
-	return reservations.Unreserve(ctx, t.worker.locker, lease.Key(), lease.Fence())
 }
 
 // outlasts reports whether the turn has lasted longer than d: messages that were parked when it

@@ -11,9 +11,9 @@ import (
 )
 
 // wakeReleased wakes the messages of keys that may be free, until all handlers have returned:
-// release message → dispatch to the key's partition → wake.lua makes the head due. So the head runs
+// release message → dispatch to the key's partition → its next claim makes the head due, and takes it. So the head runs
 // within a round trip of the release, and not only when its delay is over. A release that is
-// announced before the message is back in the queue is not lost: wake.lua marks it.
+// announced before the message is back in the queue is not lost: look.lua marks it.
 //
 // A partition that does not answer does not hold up the keys of others, and the ends of
 // reservations do not hold up messages.
@@ -80,31 +80,43 @@ func (w *Worker) dispatch(drained <-chan struct{}) {
 	}
 }
 
-// wakeFreed makes the heads of a partition's freed keys due, and passes on the keys without
-// messages that could run now, to end their reservations.
+// wakeFreed makes the heads of a partition's freed keys due when nothing is claimed there any more: before, claims do.
 func (w *fetcher) wakeFreed(ctx context.Context) {
-	for key := range w.freed {
-		keys := []string{key}
-		for len(keys) < store.BatchItems && len(w.freed) > 0 {
-			keys = append(keys, <-w.freed)
+	for {
+		if len(w.pending) == 0 {
+			key, open := <-w.freed
+			if !open {
+				return
+			}
+			w.pending = append(w.pending, key)
 		}
-		found, err := w.partition.Wake(ctx, keys, true)
+		w.takeFreed()
+		found, err := w.partition.Wake(ctx, w.pending, true)
 		if err != nil {
 			w.log.Debug("delayqueue: wake failed", slog.Any("error", err))
-			continue
 		}
-		for i, key := range keys {
-			switch found[i] {
-			case store.WakeDue:
-				w.wakeFetchers(w.partition.Base)
-			case store.WakeNone, store.WakeHalt:
-				select {
-				case w.waker.toUnreserve <- key:
-				default: // the reservation ends by itself
-				}
+		w.looked(found)
+	}
+}
+
+// takeFreed takes the freed keys that have come.
+func (w *fetcher) takeFreed() {
+	for len(w.freed) > 0 && len(w.pending) < store.BatchItems {
+		w.pending = append(w.pending, <-w.freed)
+	}
+}
+
+// looked passes on those of the pending keys that have no messages that could run now, to end their reservations.
+func (w *fetcher) looked(found []store.Woken) {
+	for i, what := range found {
+		if what == store.WakeNone || what == store.WakeHalt {
+			select {
+			case w.waker.toUnreserve <- w.pending[i]:
+			default: // the reservation ends by itself
 			}
 		}
 	}
+	w.pending = w.pending[:0]
 }
 
 // waker has the keys that may be free.
@@ -116,11 +128,13 @@ type waker struct {
 }
 
 // reconsider checks whether a key has messages, and wakes their head, or ends the key's
-// reservation. It does not wait.
-func (w *waker) reconsider(key string) {
+// reservation. It does not wait, and reports false if there are too many: then the reservation ends by itself.
+func (w *waker) reconsider(key string) bool {
 	select {
 	case w.released <- key:
-	default: // the reservation ends by itself
+		return true
+	default:
+		return false
 	}
 }
 
@@ -134,14 +148,14 @@ func (w *waker) unreserve(ctx context.Context, key string) {
 	if err != nil || stamp == 0 {
 		return
 	}
-	if left, err := w.queue.mayRun(ctx, key); err != nil || left {
+	if left, err := w.queue.wake(ctx, key, false); err != nil || left {
 		return
 	}
 	if reservations.Unreserve(ctx, w.locker, key, stamp) != nil {
 		return
 	}
 	// A message that was enqueued meanwhile and found the key held has only lengthened the reservation.
-	if left, err := w.queue.mayRun(ctx, key); (err != nil || left) && w.queue.reservationWindow > 0 {
+	if left, err := w.queue.wake(ctx, key, false); (err != nil || left) && w.queue.reservationWindow > 0 {
 		_, _ = reservations.Reserve(ctx, w.locker, key, w.queue.reservationWindow)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,7 @@ type Worker struct {
 	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
 	waker    waker
 	wakeups  *listener.Listener
+	freed    func(key string) bool // of queue
 
 	fetchersMu sync.Mutex
 	fetchers   atomic.Pointer[[]*fetcher] // of every partition that the Worker has served
@@ -119,6 +121,7 @@ func (w *Worker) complete() {
 	w.log = w.log.With(slog.String("queue", q.name))
 	w.slots = newSlots(w.concurrency, q.maxAttempts == 1, w.fetchMore)
 	w.waker = waker{released: make(chan string, announcements), toUnreserve: make(chan string, announcements), queue: q, locker: w.locker}
+	w.freed = w.waker.reconsider
 	w.judge.retry, w.judge.conflict, w.judge.maxAttempts = w.retry, w.conflict, q.maxAttempts
 	w.claims.held, w.claims.lease, w.claims.rdb, w.claims.given, w.claims.log = map[*claim]struct{}{}, w.lease, q.rdb, w.heartbeats, w.log
 	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.waker.released))
@@ -148,6 +151,7 @@ func (w *Worker) Start() error {
 		return fmt.Errorf("delayqueue: start: %w", ErrStarted)
 	}
 	w.started = true
+	w.queue.freed.Store(&w.freed)
 	go w.run()
 	return nil
 }
@@ -170,6 +174,7 @@ func (w *Worker) Stop(ctx context.Context) error {
 	if !w.stopped {
 		w.stopped = true
 		close(w.stopping)
+		w.queue.freed.CompareAndSwap(&w.freed, nil)
 		if !w.started {
 			close(w.done)
 		}
@@ -226,9 +231,12 @@ func (w *Worker) run() {
 		if !c.served {
 			c.served = true
 			helpers.Go(func() { w.claims.heartbeat(c.partition, drained) })
-			wakers.Go(func() { c.wakeFreed(ctx) })
 		}
-		claiming.Go(c.run)
+		claiming.Go(func() {
+			if c.run(); w.isStopping() {
+				wakers.Go(func() { c.wakeFreed(ctx) })
+			}
+		})
 	})
 	claiming.Wait()
 	w.handlers.Wait()
@@ -285,15 +293,25 @@ func (w *Worker) serveOnly(m *manifest, start func(*fetcher)) {
 	}
 }
 
-// onWakeMessage takes a message of the scripts: the base of a partition that has something due, and
-// perhaps a key that has no messages any more.
+// onWakeMessage takes a message of the scripts: the base of a partition that has something due, perhaps after some ms, or a key
+// that has no messages any more.
 func (w *Worker) onWakeMessage(message string) {
 	base, key, emptied := strings.Cut(message, " ")
 	if emptied {
 		w.waker.reconsider(key)
 		return
 	}
-	w.wakeFetchers(base)
+	base, later, _ := strings.Cut(base, "\n")
+	ms, err := strconv.ParseInt(later, 10, 64)
+	if err != nil {
+		w.wakeFetchers(base)
+		return
+	}
+	for _, c := range *w.fetchers.Load() {
+		if base == c.partition.Base {
+			c.wakeIn(time.Duration(ms) * time.Millisecond)
+		}
+	}
 }
 
 // fetchMore tells the fetchers that more may be claimed than before.

@@ -42,19 +42,28 @@ type Functions[Locker, Lease, Option, Decision, Preference any] struct {
 	// reservation has to be ended. It is false for a nil lease.
 	WasReserved func(lease Lease) bool
 
+	// Release releases a lease and ends its key's reservation, unless that was made anew after the grant: then, or if
+	// Redis did not say, reserved is true.
+	Release func(ctx context.Context, lease Lease) (reserved bool, err error)
+
 	// Reserving has a deferred call's key reserved for span, once OnConflict has returned and before
 	// the call fails with its *DeferredError: a call that comes after its caller was told does not
-	// overtake the work. It costs a round trip. The call is deferred even if that fails.
-	//
-	// The work may have run before its key was reserved: afterwards, in the background, parked is asked whether any
-	// work of the key is left, and if not the reservation is ended. A nil parked means that some is.
+	// overtake the work. It costs a round trip. The call is deferred even if that fails. If work is not nil it is told,
+	// in the background, when the key may be free. A message can be lost, and none comes when a lease ends without a release.
 	//
 	// A span below 100 ms counts as 100 ms, one above 24 h as 24 h. Nothing is reserved if span is
 	// not positive, the decision is another one, or the Locker is one of NewQuorum.
-	Reserving func(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision
+	Reserving func(d Decision, span time.Duration, work Work) Decision
 
 	// StoresUnder says the prefix of a policy's queue, in its Honors: core asks when a Guard is made, through policies that hold others.
 	StoresUnder func(p Preference, prefix string)
+}
+
+// Work is the parked work of a queue. It is comparable: equal ones are told once.
+type Work interface {
+	// Freed has the work of a key run soon, since the key may be free. It reports whether there is some that could run: if not
+	// the key's reservation is ended.
+	Freed(ctx context.Context, key string) (left bool, err error)
 }
 
 var provided any

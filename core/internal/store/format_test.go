@@ -55,7 +55,7 @@ var foreignCalls = map[string]struct {
 	"downgrade, to the holder":    {"downgrade", []any{strangerToken, holderToken, 5}, answers(int64(0))},
 	"raise":                       {"raise", []any{holderToken, 9}, answers(int64(0))},
 	"force":                       {"force", []any{"", 5}, answers(int64(0))},
-	"reserve":                     {"reserve", []any{"", 90000, 0}, answers(int64(0))},
+	"reserve":                     {"reserve", []any{"", 90000, 0}, answers([]any{int64(0), int64(0)})},
 	"unreserve":                   {"unreserve", []any{"", "9000000000000000"}, answers(int64(1))},
 	"unreserve what is not older": {"unreserve", []any{"", "1"}, answers(int64(1))},
 	"inspect":                     {"inspect", []any{10, 10}, nil},

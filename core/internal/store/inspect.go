@@ -77,14 +77,20 @@ func (d *deployment) Force(ctx context.Context, key string, fence int64) (first 
 	return first, nil
 }
 
-func (d *deployment) Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error) {
-	b := &bound{clock: &d.batcher(RecordName(d.prefix, key)).clock, wait: d.replyWithin}
-	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds(), b)
+func (d *deployment) Reserve(ctx context.Context, key string, req ReserveRequest) (reply ReserveReply, err error) {
+	span, b := req.Span.Milliseconds(), &bound{clock: &d.batcher(RecordName(d.prefix, key)).clock, wait: d.replyWithin}
+	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span, b, req.Watch, req.Fence)
 	if val != nil && (result{val: val, clock: b.clock, written: b.written}).late() {
-		val, err = d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds(), 0)
+		val, err = d.admin(ctx, "reserve", key, reserveScript, false, "", span, 0, req.Watch, req.Fence)
 	}
-	stamp, _ = val.(int64)
-	return stamp, err
+	if err != nil {
+		return reply, err
+	}
+	n, err := integers(val, 2)
+	if err != nil {
+		return reply, Unavailable("reserve", key, err)
+	}
+	return ReserveReply{Stamp: n[0], Held: n[1] == 1}, nil
 }
 
 func (d *deployment) Unreserve(ctx context.Context, key string, stamp int64) (ended bool, err error) {

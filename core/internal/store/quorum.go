@@ -215,8 +215,8 @@ func (q *quorum) Force(context.Context, string, int64) (int64, error) {
 	return 0, unsupported("force release")
 }
 
-func (q *quorum) Reserve(context.Context, string, time.Duration) (int64, error) {
-	return 0, unsupported("reserve")
+func (q *quorum) Reserve(context.Context, string, ReserveRequest) (ReserveReply, error) {
+	return ReserveReply{}, unsupported("reserve")
 }
 
 func (q *quorum) Unreserve(context.Context, string, int64) (bool, error) {

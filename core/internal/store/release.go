@@ -44,7 +44,7 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 	cmd.addText(req.Token)
 	cmd.used.Reset(req.Used)
 	cmd.add(&cmd.used)
-	asked, more := req.Asked || req.Wanted, req.MinHoldLeft > 0 || req.Other != ""
+	asked, more := req.Asked || req.Wanted, req.MinHoldLeft > 0 || req.Other != "" || req.Unreserve
 	if asked || more {
 		cmd.add(asked)
 	}
@@ -54,6 +54,12 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 	}
 	if req.Mark != NotQueued {
 		d.addBound(cmd, false)
+	}
+	if req.Unreserve {
+		if req.Mark == NotQueued {
+			cmd.add(0)
+		}
+		cmd.add(true)
 	}
 	// Where there is no subscription PING may be forbidden; and a Cluster could send it to another node.
 	cmd.publishes = req.Wanted && d.single && d.Listening()
@@ -65,13 +71,16 @@ func parseRelease(r result) (reply ReleaseReply, err error) {
 		return reply, r.err
 	}
 	if owned, ok := r.val.(int64); ok {
-		return ReleaseReply{Owned: owned == 1}, nil
+		return ReleaseReply{Owned: owned&1 > 0, Reserved: owned&2 > 0}, nil
 	}
 	n, err := integers(r.val, 7)
 	if err != nil {
 		return reply, err
 	}
-	return ReleaseReply{Owned: n[0] == 1, Fence: n[1], Standing: Standing{milliseconds(n[5]), n[2], n[6], int(n[3]), int(n[4])}}, nil
+	return ReleaseReply{
+		Owned: n[0]&1 > 0, Reserved: n[0]&2 > 0, Fence: n[1],
+		Standing: Standing{milliseconds(n[5]), n[2], n[6], int(n[3]), int(n[4])},
+	}, nil
 }
 
 const (

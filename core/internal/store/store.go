@@ -59,8 +59,8 @@ type Store interface {
 	// Force takes the key from the holder whose grant has the fence. It returns the first fence of
 	// that grant, or 0 if there is no such holder.
 	Force(ctx context.Context, key string, fence int64) (first int64, err error)
-	// Reserve reserves a key for parked work, and returns the reservation's stamp.
-	Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error)
+	// Reserve reserves a key for parked work.
+	Reserve(ctx context.Context, key string, req ReserveRequest) (ReserveReply, error)
 	// Unreserve ends a reservation, and reports false if its stamp is greater.
 	Unreserve(ctx context.Context, key string, stamp int64) (ended bool, err error)
 
@@ -224,6 +224,7 @@ type ReleaseRequest struct {
 	MinHoldLeft   time.Duration // the rest of a MinHold: for how long the key stays held after the release
 	Asked         bool          // another token has asked for the key, so its record is not thin
 	Wanted        bool          // calls of other processes wait for the message that the release publishes
+	Unreserve     bool          // the key's reservation ends too, unless it was made after the fence Used
 	Briefly       bool          // it is tried once if the node is down
 	Holder        Rekeyed       // whose token it is; nil: it has no other
 	Along         along.Rider   // nil: nobody
@@ -258,9 +259,23 @@ type Requeue struct {
 // ReleaseReply says whether the token held the key. If another token was to wait, it has that one's
 // fence if it was granted the key, and otherwise its standing.
 type ReleaseReply struct {
-	Owned bool
-	Fence int64
+	Owned    bool
+	Reserved bool // the reservation was to end, and stays
+	Fence    int64
 	Standing
+}
+
+// ReserveRequest is a request to reserve a key for parked work.
+type ReserveRequest struct {
+	Span  time.Duration
+	Watch string // id of a Locker that gets a message when nobody holds the key; "": none
+	Fence int64  // the latest one that is known
+}
+
+// ReserveReply says what a reservation found.
+type ReserveReply struct {
+	Stamp int64 // the reservation's
+	Held  bool  // the key is held, and nobody was granted it since the fence of the request
 }
 
 // Warning is documented in core.

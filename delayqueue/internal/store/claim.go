@@ -46,17 +46,24 @@ type Batch struct {
 	Redelivered, Expired int64
 	// Keys that have no messages any more, which nobody ran.
 	Emptied []string
+	// What there was of each key that may have been free.
+	Freed []Woken
 }
 
 const (
 	// ClaimHead is how much a claim's reply has before its messages.
-	ClaimHead  = 7
+	ClaimHead  = 8
 	claimBytes = 1 << 20 // of payload
 )
 
-// Claim claims up to n messages for so long. With a token that was used before it brings what is left of what that took.
-func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration, n int) (b Batch, err error) {
-	reply, err := p.change(ctx, claimScript, nil, token, lease.Milliseconds(), n, claimBytes)
+// Claim makes the heads of keys due that wait for nothing but their key, as [Partition.Wake] does; then it claims up to n messages
+// for so long. With a token that was used before it brings what is left of what that took.
+func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration, n int, freed ...string) (b Batch, err error) {
+	args := append(make([]any, 0, 4+len(freed)), token, lease.Milliseconds(), n, claimBytes)
+	for _, key := range freed {
+		args = append(args, key)
+	}
+	reply, err := p.change(ctx, claimScript, nil, args...)
 	if err != nil {
 		return Batch{}, Unavailable(ctx, "claim", err)
 	}
@@ -82,7 +89,14 @@ func (p *Partition) Claim(ctx context.Context, token string, lease time.Duration
 	back, is := reply[5].(int64)
 	ok = ok && is
 	p.noteBack(back)
-	p.noteForgotten(reply[ClaimHead-1])
+	p.noteForgotten(reply[6])
+	found, are := reply[7].([]any)
+	ok = ok && are && len(found) == len(freed)
+	for _, what := range found {
+		n, is := what.(int64)
+		b.Freed = append(b.Freed, Woken(n))
+		ok = ok && is
+	}
 	for _, f := range reply[ClaimHead:] {
 		m, is := readMessage(f, now)
 		b.Messages = append(b.Messages, m)

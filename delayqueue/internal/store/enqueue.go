@@ -19,6 +19,7 @@ type Job struct {
 	Coalesces                bool          // it replaces a message of its key, name and principal that does
 	MostDelay                time.Duration // what replaces it puts it off by its own Delay, up to this; 0: not at all
 	Parked                   bool          // its key is held, and reserved for it
+	Wait                     time.Duration // for which it waits for its key, if it is its head; unless it has a Delay
 	Fresh                    bool          // no other job has its id
 	Kept                     bool          // nobody changes Payload after a call whose ctx has ended
 }
@@ -201,7 +202,11 @@ func appendHows(args []any, batch []*enqueueing) []any {
 // early, and not too old when it is due.
 func (j *Job) appendHow(b []byte) []byte {
 	b = appendLengths(append(b, ' '), j.Key, j.Name, j.Principal)
-	b = strconv.AppendInt(append(b, ' '), Milliseconds(j.Delay), 10)
+	if b = append(b, ' '); j.Wait > 0 && j.Delay == 0 {
+		b = strconv.AppendInt(append(b, 'w'), Milliseconds(j.Wait), 10)
+	} else {
+		b = strconv.AppendInt(b, Milliseconds(j.Delay), 10)
+	}
 	b = strconv.AppendInt(append(b, ' '), Milliseconds(j.MaxAge), 10)
 	if b = append(b, ' '); !j.Fresh {
 		b = append(b, flagGiven)

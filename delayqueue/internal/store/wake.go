@@ -15,7 +15,7 @@ type Woken int64
 const (
 	WakeNone Woken = iota // it has no message that runs or could run now
 	WakeBusy              // its head runs, or is due, or waits for the key and was only looked at
-	WakeDue               // its head is due now
+	WakeDue               // its head waited for nothing but the key, and is due now
 	WakeHalt              // a dead letter halts its messages, and not its fresh calls
 )
 

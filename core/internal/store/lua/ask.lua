@@ -76,8 +76,6 @@ if mark ~= '' then
     send(locker(last), string.format('wanted %.0f', fence))
   end
 end
-if listener ~= '' and not string.find(watch, listener, 1, true) then
-  watch = watch .. listener .. ' '
-end
+watch_for(listener)
 save()
 return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, waiting, fence}

@@ -207,6 +207,13 @@ local function serve(me)
   return served
 end
 
+-- watch_for has a locker told when nobody holds the key, unless its id is ''.
+local function watch_for(id)
+  if id ~= '' and not string.find(watch, id, 1, true) then
+    watch = watch .. id .. ' '
+  end
+end
+
 -- alert tells the lockers that watch the key that it may be free.
 local function alert()
   for id in string.gmatch(watch, '%S+') do

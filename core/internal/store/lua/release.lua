@@ -11,7 +11,8 @@
 -- ARGV[7]  its description
 -- ARGV[8]  '1' if it cannot be in the queue yet
 -- ARGV[9]  if it is to wait: see late.lua. A call that comes late does nothing with it
--- returns  1 when the caller held the key, 0 when it did not
+-- ARGV[10] '1' to end the key's reservation too, if ARGV[2] is not less than its stamp
+-- returns  1 when the caller held the key, 0 when it did not; 2 more if a reservation was to end, and stays
 --          with a token that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue, ms
 --          left of a holder's lease, the latest fence}; late: {the same, 0,
@@ -19,7 +20,7 @@
 -- #include call.lua
 -- The common cases come first, before the functions that the others need, and take a fraction of the time: when Redis
 -- has been idle, everything that a script touches has to be loaded into the processor's caches.
-local used, min_hold, other, mark = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or ''
+local used, min_hold, other, mark, unreserves = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or '', ARGV[10] == '1'
 local plain = min_hold == 0 and used > 0 and used < micros
 local text
 if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key meanwhile
@@ -36,13 +37,14 @@ if (ARGV[9] or '0') ~= '0' and ARGV[9] - now < 0 then
 end
 if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
   local its = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'waiting', 'watch', 'reserved', 'v')
-  local mine, queue = its[1] and tonumber(string.sub(its[1], 1, 13)) > now and not its[5] and not its[6], its[2] or ''
+  local stays = its[5] and not (unreserves and tonumber(string.match(its[5], ' (%d+)$')) <= used)
+  local mine, queue = its[1] and tonumber(string.sub(its[1], 1, 13)) > now and not stays and not its[6], its[2] or ''
   if mine and queue == '' and (its[4] or '') == '' and mark == '' then -- nobody waits
     redis.call('DEL', key)
     return late or 1
   end
   local e, id, alive, what, to = string.match(queue, '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
-  local fresh = mine and e and now + AGED < tonumber(alive) -- there is no w:TOKEN
+  local fresh = mine and not its[5] and e and now + AGED < tonumber(alive) -- there is no w:TOKEN
   if fresh and e ~= other and (other == '' or ARGV[8] == '1') then -- the next also wants it alone
     local fence, claim = time[1] .. string.sub('00000' .. time[2], -6), string.format('%d', now + CLAIM) -- micros
     local waiting = its[3] - 1
@@ -78,7 +80,10 @@ end
 if foreign() then
   return mark == '' and 0 or {0, 0, now, 0, 0, 0, 0}
 end
-local owned = mine and 1 or 0
+if unreserves and stamp <= used then
+  reserved = 0
+end
+local owned = (mine and 1 or 0) + (unreserves and reserved > 0 and 2 or 0)
 
 if mine and min_hold == 0 and limit(token) == 1 then -- the rest of the block is unused
   fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''

@@ -64,6 +64,7 @@ local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script reaps at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, COUNTS and RECEIPTS twice that, so that it is seldom told to; a long payload at least
 local LARGE = 10000 -- messages
+local UNTRIED = '-------0 0 0 0  ' -- attempts
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that COUNTS lives
 local HISTORY = math.floor(max_bytes / 2) -- bytes that what ended may take beside what is queued or runs, and dead letters again
@@ -102,7 +103,8 @@ end
 
 local all -- how many messages MESSAGES has, dead letters too, in a script that counts them
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
-local made = false -- whether a key was perhaps not there before it was written
+local made = not had[4] -- whether a key was perhaps not there before it was written
+local fresh = {} -- keys that surely were not
 local counts, uses, loads = {}, {}, {} -- uses: fields of USES, with their numbers; loads: members of LOADS
 local rings = {} -- what finish.lua knows of what has ended
 local freed = {} -- ids of messages that need their long payload no more
@@ -133,13 +135,20 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  local keys = {}
+  local keys, known = {}, {}
   for i = 1, next(added) and #ORDER or 0 do
-    local list = added[ORDER[i]]
-    keys[#keys + 1] = list and list[1] and ORDER[i] or nil
+    local key, list = ORDER[i], added[ORDER[i]]
+    if list and list[1] then
+      keys[#keys + 1] = key
+      known[#known + 1] = key ~= COUNTS and key or nil -- that is there if its till is
+    end
   end
-  if not made and not endless and #keys > 0 then
-    made = redis.call('EXISTS', unpack(keys)) < #keys
+  if not made and not endless and #known > 0 then
+    local there = redis.call('EXISTS', unpack(known))
+    made = there < #known
+    for i = 1, there == 0 and #known or 0 do
+      fresh[known[i]] = true
+    end
   end
   for i = 1, #keys do
     local key = keys[i]
@@ -235,6 +244,13 @@ local function is_running(state)
   return flag == 'r' or flag == 'R'
 end
 
+-- What halts a key's messages, or nil.
+local halts -- how many keys are halted, at most
+local function halt_of(key)
+  halts = halts or redis.call('HLEN', HALTS)
+  return halts > 0 and redis.call('HGET', HALTS, key) or nil
+end
+
 -- Whether a claim is still the one whose attempts were sent to its worker; since then its flag and its mark may have changed.
 local function is_held(state, sent) return state == sent or is_running(state) and state:sub(8) == sent:sub(8) end
 
@@ -244,19 +260,18 @@ local function publish(channel, message)
   redis.pcall('PUBLISH', queue .. channel, message)
 end
 
--- Wakes the workers: something is due earlier than before, or a key has no messages
+-- Wakes the workers: something is due earlier than before, in ms, or a key has no messages
 -- any more that nobody ran.
-local function announce(key)
-  local base = MESSAGES:sub(1, -3)
-  publish(':wake', key and base .. ' ' .. key or base)
+local function announce(ms, key)
+  publish(':wake', MESSAGES:sub(1, -3) .. (key and ' ' .. key or ms > 0 and '\n' .. text(ms) or ''))
 end
 
 -- Has a key live for ms more, and for as long as left. A large one does not expire: Redis would stand
 -- still until it is freed.
-local function keep(key, ms, left, large)
+local function keep(key, ms, left, large, new)
   if large then
     redis.call('PERSIST', key)
-  elseif redis.call('PTTL', key) < math.max(ms, left - 1000) then -- what is told is not exact
+  elseif new or redis.call('PTTL', key) < math.max(ms, left - 1000) then -- what is told is not exact
     redis.call('PEXPIRE', key, math.max(ms + math.floor(math.min(ms / 4, SLACK)), left))
   end
 end
@@ -311,14 +326,14 @@ local function flush()
   for i = 1, (crosses or not large and (later or made)) and #ORDER or 0 do
     local key = ORDER[i]
     if crosses or later or touched[key] then
-      keep(key, key == COUNTS and LASTS + SLACK or key == RECEIPTS and math.max(retention, SLACK) + SLACK or retention, till - now, large)
+      keep(key, key == COUNTS and LASTS + SLACK or key == RECEIPTS and math.max(retention, SLACK) + SLACK or retention, till - now, large, fresh[key])
     end
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))
   end
   if soonest and #redis.call('ZRANGEBYSCORE', WAITING, '-inf', '(' .. text(soonest), 'LIMIT', '0', '1') == 0 then
-    announce()
+    announce(soonest - now)
   end
 end
 

@@ -1,6 +1,5 @@
 -- The ends of messages that are not run; after finish.lua.
 
-local UNTRIED = '-------0 0 0 0  ' -- attempts
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
 
 -- Writes how messages ended, applies, and has the heads of the keys that have another one be due: now, or if it is not known
@@ -15,7 +14,7 @@ local function tidy(lease)
     local head = fifo(key, '1')[1]
     local member = head and id_at(head, key) .. ' ' .. key
     if not head then
-      announce(key)
+      announce(0, key)
       if redis.call('ZCARD', EMPTIED) < LARGE then
         add(EMPTIED, key, NOW)
       end

@@ -7,7 +7,8 @@
 -- ARGV[5..] their ids, which differ;
 --           of each its key, name, principal and payload, in one text;
 --           how so many of them, one after the other, are stored: how many; the lengths of key, name and principal as the record
---             has them; the delay before they become due, in ms; their greatest age, in ms; = if the caller gave the id; p if they are parked because their
+--             has them; the delay before they become due, in ms; or w and for how long they wait for their key,
+--             in ms, if they are its head; their greatest age, in ms; = if the caller gave the id; p if they are parked because their
 --             key is held, q if they also may replace the last such one of their key, name and principal, c if they only may
 --             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
 --             quiet period;
@@ -36,9 +37,10 @@ end
 
 -- How messages are stored.
 local function read_how(s, before)
-  local many, k, name, p, delay, age, given, flag, more = s:match('^(%d+) (%d%d%d)(%d%d%d)(%d%d%d) (%d+) (%d+) (=?)(.)(.*)$')
+  local many, k, name, p, waits, delay, age, given, flag, more = s:match('^(%d+) (%d%d%d)(%d%d%d)(%d%d%d) (w?)(%d+) (%d+) (=?)(.)(.*)$')
   k, name, p, age = tonumber(k, 10), tonumber(name, 10), tonumber(p, 10), tonumber(age) -- to the embedded Redis 010 is octal
-  local due = delay ~= '0' and now + delay
+  local wait = waits == 'w' and now + delay
+  local due = not wait and delay ~= '0' and now + delay
   if due and micros % 1000 > 0 then
     due = due + 1 -- a message is never early
   end
@@ -48,7 +50,7 @@ local function read_how(s, before)
   end
   return {
     first = before + 1, last = before + many, named = k + p > 0, key = k, principal = k + name + 1, about = k + name + p,
-    due = due, age = age, lasts = age + retention,
+    due = due, wait = wait, age = age, lasts = age + retention,
     header = '1' .. flag, long = given == '=' and 'B' or 'b', inline = given == '=' and '=' or '-', tail = NOW .. text(now + age) .. lengths, slot = slot, most = most,
   }
 end
@@ -98,7 +100,10 @@ local function store(how, id, body, key, principal, size, old)
   else
     number, all = key == '' and MICROS or next_seq(), all + 1
     place = how.due and (how.most and '\127' or '~') or number
-    due = how.due or not headed[key] and now
+    due = how.due or not headed[key] and (how.wait or now)
+    if how.wait and due == how.wait then
+      add(ATTEMPTS, id, 'w' .. UNTRIED:sub(2))
+    end
     headed[key] = key ~= '' and (headed[key] or not how.due)
   end
   local header = how.header .. (bodies[id] and how.long or how.inline)

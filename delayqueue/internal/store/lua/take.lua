@@ -107,7 +107,7 @@ local function start(lease, max_payload, replies)
     return
   end
   local records, states = redis.call('HMGET', MESSAGES, unpack(wanted)), redis.call('HMGET', ATTEMPTS, unpack(wanted))
-  local halted, till = redis.call('HLEN', HALTS) > 0, text(now + lease)
+  local till = text(now + lease)
   for i, id in ipairs(wanted) do
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
     if is_running(state) then
@@ -117,7 +117,7 @@ local function start(lease, max_payload, replies)
       end
     elseif too_old(rec) then
       discard(id, member:sub(#id + 2), rec, 'e')
-    elseif halted and redis.call('HEXISTS', HALTS, member:sub(#id + 2)) == 1 then -- it only expires
+    elseif halt_of(member:sub(#id + 2)) then -- it only expires
       add(WAITING, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
     elseif payloads >= max_payload then
       add(WAITING, member, since[i])
