@@ -9,13 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestClaim_AHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		for _, lease := range []time.Duration{600 * time.Millisecond, 5 * time.Second} {
 			var runs atomic.Int64
 			slow := func(ctx context.Context, _ delayqueue.Message) error {

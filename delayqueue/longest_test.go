@@ -337,7 +337,7 @@ func TestScripts_Longest(t *testing.T) {
 func runLongest(t *testing.T, judge func(t *testing.T, again func() map[string]cost)) {
 	t.Helper()
 	s := redistest.Start(t)
-	rdb := redistest.Client(t, &redis.Options{Addr: s.Addr})
+	rdb := redistest.Client(t, &redis.Options{Addr: s.Addr, ReadTimeout: time.Minute, WriteTimeout: time.Minute}) // a busy machine is slow with 64 MiB
 	require.Positive(t, computed(rdb.Info(t.Context(), "cpu").Val()))
 	times := &scriptTimes{rdb: redistest.Client(t, &redis.Options{Addr: s.Addr}), longest: map[string]cost{}}
 	rdb.AddHook(times)

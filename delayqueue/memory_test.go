@@ -52,9 +52,8 @@ func TestQueue_MemoryOfAMessage(t *testing.T) {
 
 // What ended is remembered for as long as it has to be, and not much longer.
 func TestQueue_WhatEndedIsForgotten(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const retention = time.Second
-		b := setup(t, env, delayqueue.WithRetention(retention))
+	const retention = time.Second
+	virtually(t, func(t *testing.T, b *bench) {
 		b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			return delayqueue.SetResult(ctx, []byte("result"))
 		}, delayqueue.WithClaimLease(retention/3))
@@ -86,5 +85,5 @@ func TestQueue_WhatEndedIsForgotten(t *testing.T) {
 			}
 			return true
 		}, "nothing is remembered")
-	})
+	}, delayqueue.WithRetention(retention))
 }

@@ -34,14 +34,13 @@ func inPartition(t *testing.T, b *bench, i, n int) string {
 }
 
 func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, b *bench) {
 		const lease = 2 * time.Second
-		b := setup(t, env, delayqueue.WithPartitions(2))
 		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var sick atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if args := cmd.Args(); sick.Load() && redistest.IsScript(cmd) && args[3] == env.Prefix+":queue:{q/1.2}:m" { // as when its node is down
+			if args := cmd.Args(); sick.Load() && redistest.IsScript(cmd) && args[3] == b.env.Prefix+":queue:{q/1.2}:m" { // as when its node is down
 				time.Sleep(2 * lease)
 				cmd.SetErr(context.DeadlineExceeded)
 				return context.DeadlineExceeded
@@ -75,7 +74,7 @@ func TestPartition_APartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
 		require.EqualValues(t, 1, runs.Load())
 		sick.Store(false)
-	})
+	}, delayqueue.WithPartitions(2))
 }
 
 func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {

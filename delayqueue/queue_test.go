@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -268,4 +270,27 @@ func TestQueue_EverythingInRedisHasATTL(t *testing.T) {
 			require.True(t, kinds[kind], kind)
 		}
 	})
+}
+
+// parkJobs enqueues n jobs; those for which there is no room too, if that is wanted.
+func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) {
+	b.t.Helper()
+	const producers = 64
+	var all sync.WaitGroup
+	for p := range producers {
+		all.Go(func() {
+			for i := p; i < n; i += producers {
+				j := job(i)
+				j.MaxAge = time.Hour
+				_, err := b.queue.Enqueue(context.Background(), j)
+				if full && errors.Is(err, delayqueue.ErrQueueFull) {
+					continue
+				}
+				if !assert.NoError(b.t, err) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
 }

@@ -55,6 +55,13 @@ func each(t *testing.T, test func(t *testing.T, b *bench), opts ...delayqueue.Op
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env, opts...)) })
 }
 
+// virtually runs a test of a queue with these options in virtual time, in parallel with others.
+func virtually(t *testing.T, test func(t *testing.T, b *bench), opts ...delayqueue.Option) {
+	t.Helper()
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env, opts...)) })
+}
+
 func (b *bench) newQueue(rdb redis.UniversalClient, opts ...delayqueue.Option) *delayqueue.Queue {
 	b.t.Helper()
 	q, err := delayqueue.New(rdb, "q", append([]delayqueue.Option{delayqueue.WithPrefix(b.env.Prefix)}, opts...)...)
@@ -212,7 +219,7 @@ func next[T any](t *testing.T, ch <-chan T) T {
 	select {
 	case v := <-ch:
 		return v
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		require.FailNow(t, "nothing came")
 		panic("unreachable")
 	}

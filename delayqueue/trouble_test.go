@@ -269,14 +269,12 @@ func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
 
 // One connection that has died costs no claim, as long as Redis is well.
 func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, b *bench) {
 		const lease = 2 * time.Second
-		b := setup(t, env)
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var armed atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if armed.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && armed.CompareAndSwap(true, false) {
+			if armed.Load() && isScript(cmd, "extend", b.env.Prefix+":queue:{q}") && armed.CompareAndSwap(true, false) {
 				select { // as go-redis does by default: its read times out, and it sends the command again
 				case <-time.After(3 * time.Second):
 				case <-ctx.Done():
