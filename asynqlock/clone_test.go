@@ -270,7 +270,7 @@ func (h *loser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 // A task whose clone was enqueued, while its own worker does not know, leaves the key to the clone.
 func TestClone_ATaskThatIsPerhapsClonedDoesNotRunBesideIt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		lease := testbed.Take(t, b.rival, key)
 		require.NoError(t, lease.Extend(t.Context(), time.Hour), "the clone is not due before the end of the test")

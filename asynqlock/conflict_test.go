@@ -122,10 +122,9 @@ func TestConflict_OnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 }
 
 func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
-	t.Parallel()
 	for _, maxRetry := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+			virtually(t, func(t *testing.T, env *redistest.Env) {
 				b := setup(t, env)
 				release := b.hold(t, key)
 				cfg := b.config()
@@ -164,7 +163,7 @@ func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
 
 // A Timeout bounds a run, and no deferral; a Deadline both.
 func TestTimeout_DoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
@@ -364,7 +363,7 @@ func TestHandler_AnInnerConflictIsItsOwnFailure(t *testing.T) {
 
 // Middleware in front may say what it likes of a deferral, and its age is known still.
 func TestAge_IsKnownWhateverMiddlewareInFrontSays(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
 		mux := asynq.NewServeMux()

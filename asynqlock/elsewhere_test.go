@@ -131,10 +131,10 @@ func TestConfigure_AnotherRedisKeepsTheTaskThroughAShutdown(t *testing.T) {
 }
 
 func TestConfigure_AnotherRedisDoesNotUndoTheAge(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
-		b.serveElsewhere(t, b.config(), elsewhere(t),
+		b.serveElsewhere(t, b.config(), redistest.Another(t).Client(t),
 			b.perKey(soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
@@ -168,7 +168,7 @@ func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
 
 // asynq bounds every task's time in a worker.
 func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
 		cfg := b.config()
@@ -176,7 +176,7 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 		returned := make(chan error, 10)
 		guarded := b.perKey(soon)(mustNotRun(t))
-		b.serveElsewhere(t, cfg, elsewhere(t), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		b.serveElsewhere(t, cfg, redistest.Another(t).Client(t), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			err := guarded.ProcessTask(ctx, task)
 			returned <- err
 			return err
@@ -241,7 +241,9 @@ func TestConfigure_TheServersRedisIsNotTakenForAnother(t *testing.T) {
 	}
 	b.untilConflicts(t, 1)
 	release()
-	redistest.Eventually(t, func() bool { return inside.runs.Load() == tasks }, "all ran")
+	for inside.runs.Load() < tasks {
+		time.Sleep(10 * time.Millisecond)
+	}
 	require.Empty(t, log.String())
 	b.requireArchived(t, 0)
 }

@@ -75,7 +75,7 @@ func TestHandler_CopiesOfADeafOneNeverOverlap(t *testing.T) {
 }
 
 func TestHandler_ThatRunsOnIsLoggedOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		log := &testbed.Log{}
 		end, ran := make(chan struct{}), make(chan struct{}, 10)

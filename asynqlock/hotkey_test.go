@@ -93,11 +93,7 @@ func (f fleet) drain(t *testing.T) (d drained) {
 		require.NoError(t, srv.Start(asynqlock.PerKey(guard, walletKey, f.opts...)(h)))
 		t.Cleanup(srv.Shutdown)
 	}
-	select {
-	case <-done:
-	case <-time.After(4 * time.Minute):
-		require.FailNow(t, "tasks were lost, or late", "%d of %d ran", len(d.waits), f.tasks)
-	}
+	<-done
 	d.commands, d.conflicts = commandsOf(t, b.rdb)-commands, b.conflicts.n.Load()
 	slices.Sort(d.waits)
 	return d
@@ -110,15 +106,12 @@ func commandsOf(t *testing.T, rdb *redis.Client) (n int64) {
 	return n
 }
 
-// Many tasks of few keys are done about as soon as one can be after the other: what hands a key on is its
-// release, and not asynq's look for tasks that are due, each minute here.
+// What hands a key on is its release, and not asynq's look for tasks that are due, which comes too late here.
 func TestPerKey_HotKeysAreHandedOnByTheirReleases(t *testing.T) {
 	t.Parallel()
-	seldom := asynq.Config{DelayedTaskCheckInterval: time.Minute} // and with asynq's own TaskCheckInterval it takes two
+	seldom := asynq.Config{DelayedTaskCheckInterval: 24 * time.Hour}
 	f := fleet{servers: 2, workers: 10, keys: 3, tasks: 450, work: 10 * time.Millisecond, cfg: seldom}
-	d := f.drain(t)
-	t.Log(d)
-	require.Less(t, d.took, seldom.DelayedTaskCheckInterval, "alone it takes %s", time.Duration(f.tasks/f.keys)*f.work)
+	t.Log(f.drain(t))
 }
 
 // shortWait is what was fastest without wakes: each worker waits a little for its key.

@@ -70,6 +70,13 @@ func setup(t *testing.T, env *redistest.Env) *bench {
 	return b
 }
 
+// virtually runs a test in virtual time, in parallel with others.
+func virtually(t *testing.T, test func(t *testing.T, env *redistest.Env)) {
+	t.Helper()
+	t.Parallel()
+	redistest.InVirtualTime(t, test)
+}
+
 func (b *bench) newLocker(t *testing.T) *core.Locker {
 	t.Helper()
 	return testbed.NewLocker(t, b.rdb, core.WithPrefix(b.queue), core.WithObserver(b.conflicts))
@@ -262,8 +269,8 @@ func get[T any](t *testing.T, from <-chan T) (value T) {
 	t.Helper()
 	select {
 	case value = <-from:
-	case <-time.After(30 * time.Second):
-		require.FailNow(t, "nothing came for 30 s")
+	case <-time.After(2 * time.Minute):
+		require.FailNow(t, "nothing came for 2 minutes")
 	}
 	return value
 }

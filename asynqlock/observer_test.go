@@ -26,11 +26,11 @@ func (o outcomes) OnOutcome(_ context.Context, e asynqlock.Outcome) { o.told <- 
 
 // Each time that a task is handed out is told of once, whatever becomes of it. It is long since it is one story.
 func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
 		o, recorder := outcomes{told: make(chan asynqlock.Outcome, 100)}, ops.NewRecorder()
-		handler := asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+		handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			switch task.Type() {
 			case "fails":
 				return errOops
@@ -44,7 +44,7 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				time.Sleep(100 * time.Millisecond)
+				<-ctx.Done()
 			}
 			return nil
 		})
@@ -108,13 +108,13 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 func TestObserver_OfATaskThatStays(t *testing.T) {
 	for _, kind := range []asynqlock.OutcomeKind{asynqlock.OutcomeDeferred, asynqlock.OutcomeExpired} {
 		t.Run(string(kind), func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+			virtually(t, func(t *testing.T, env *redistest.Env) {
 				b := setup(t, env)
 				b.hold(t, key)
 				o := outcomes{told: make(chan asynqlock.Outcome, 10)}
 				cfg := b.config()
 				cfg.ShutdownTimeout = time.Millisecond
-				stop := b.serveElsewhere(t, cfg, elsewhere(t), b.perKey(late, asynqlock.WithObserver(o))(mustNotRun(t)))
+				stop := b.serveElsewhere(t, cfg, redistest.Another(t).Client(t), b.perKey(late, asynqlock.WithObserver(o))(mustNotRun(t)))
 				b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
 				b.untilConflicts(t, 1)
 				if kind == asynqlock.OutcomeDeferred {
@@ -143,11 +143,11 @@ func (p *refusingOnce) OnConflict(context.Context, core.Conflict) (core.Decision
 
 // Its time can be over just when it asks for its key again.
 func TestObserver_OfATaskThatAsksToTheEnd(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
 		o, policy := outcomes{told: make(chan asynqlock.Outcome, 10)}, &refusingOnce{}
-		b.serveElsewhere(t, b.config(), elsewhere(t), asynqlock.PerKey(b.locker.Guard(policy), walletKey, soon, asynqlock.WithObserver(o))(mustNotRun(t)))
+		b.serveElsewhere(t, b.config(), redistest.Another(t).Client(t), asynqlock.PerKey(b.locker.Guard(policy), walletKey, soon, asynqlock.WithObserver(o))(mustNotRun(t)))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(time.Second))
 		e := get(t, o.told)
 		require.Equal(t, asynqlock.OutcomeExpired, e.Kind, e.Err)

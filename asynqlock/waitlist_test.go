@@ -248,7 +248,7 @@ func TestWake_NAtOnce(t *testing.T) {
 
 // The wait begins anew with each run, whatever ends that, and no text of a handler's is taken for it.
 func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
@@ -348,7 +348,7 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
 	for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 5 * time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+			virtually(t, func(t *testing.T, env *redistest.Env) {
 				b := setup(t, env)
 				b.hold(t, key)
 				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(policy), walletKey, late)(mustNotRun(t)))
@@ -416,7 +416,7 @@ func TestWake_WhenALeaseIsOver(t *testing.T) {
 		"died":    {died: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+			virtually(t, func(t *testing.T, env *redistest.Env) {
 				b := setup(t, env)
 				b.subscribed(t, b.locker)
 				began := time.Now()

@@ -23,19 +23,25 @@ func InVirtualTime(t *testing.T, test func(t *testing.T, env *Env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(30 * 365 * 24 * time.Hour) // from 2000 on: today's times in ms have 13 digits
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		t.Cleanup(m.Close) // after the clients are closed
-		env := &Env{Prefix: prefix(), silent: &atomic.Bool{}}
-		env.dial = dialer(t, func() (net.Conn, error) {
-			conn, err := m.Dial()
-			if err != nil {
-				return nil, err
-			}
-			return newBuffered(conn, env.silent), nil
-		})
-		test(t, env)
+		test(t, Another(t))
 	})
+}
+
+// Another starts another Redis in a bubble.
+func Another(t *testing.T) *Env {
+	t.Helper()
+	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	t.Cleanup(m.Close) // after the clients are closed
+	env := &Env{Prefix: prefix(), silent: &atomic.Bool{}}
+	env.dial = dialer(t, func() (net.Conn, error) {
+		conn, err := m.Dial()
+		if err != nil {
+			return nil, err
+		}
+		return newBuffered(conn, env.silent), nil
+	})
+	return env
 }
 
 // FallSilent has the Redis of a bubble take what it is sent, and never reply again.
