@@ -139,7 +139,7 @@ asynq: {mail: {key: "m:{json.id}"}}
 	require.Equal(t, tasks, recorder.Snapshot().Tasks)
 }
 
-// A Redis that hangs keeps Close for some seconds at most, and then nothing runs any more.
+// A Redis that hangs does not keep Close, and then nothing runs any more. For how long at most: TestBeacon_CloseWaitsTwoSecondsForARedisThatIsSilent.
 func TestOps_CloseLeavesNoGoroutine(t *testing.T) { // not parallel: it counts goroutines
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "hangs"}
@@ -154,8 +154,6 @@ func TestOps_CloseLeavesNoGoroutine(t *testing.T) { // not parallel: it counts g
 	server.Pause()
 	defer server.Resume()
 	time.Sleep(150 * time.Millisecond) // it tells again meanwhile, and has no answer
-	began := time.Now()
 	_ = rt.Close()
-	require.Less(t, time.Since(began), 8*time.Second)
 	goleak.VerifyNone(t, before)
 }

@@ -164,6 +164,8 @@ func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
 	_, err := io.WriteString(zip, "[1, 2]")
 	require.NoError(t, err)
 	require.NoError(t, zip.Close())
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
 	count := func(r *http.Request) { r.Body = &counted{ReadCloser: r.Body} }
 	unmeasured := func(r *http.Request) { r.ContentLength = -1 }
 	first := func(r *http.Request) { _, _ = io.ReadFull(r.Body, make([]byte, 1)) }
@@ -217,8 +219,7 @@ func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
 		for i := range 8 {
 			http2, announced, guardedFront := i&1 > 0, i&2 > 0, i&4 > 0
 			what := fmt.Sprintf("%s, HTTP/2: %t, with a length: %t, between two guards: %t", name, http2, announced, guardedFront)
-			b, p := testbed.New(t, redistest.Embedded(t)), &testbed.Parking{}
-			b.Hold(t)
+			p := &testbed.Parking{}
 			inner := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAnonymous())
 			h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for _, front := range test.front {

@@ -172,7 +172,7 @@ func TestPayload_HugeMultipartMeetsTheBoundOnBodies(t *testing.T) {
 		for range 2 {
 			testbed.Do(h, described(t, `"`+name+`"`, "multipart/form-data; boundary=b", body))
 		}
-		require.Less(t, time.Since(began), 5*time.Second, name)
+		require.Less(t, time.Since(began), time.Minute, "%s: at most 0.5 s on an idle machine", name)
 	}
 	require.EqualValues(t, 5, runs.Load())
 }

@@ -111,7 +111,7 @@ func TestWaitingBytes_FollowWhatCame(t *testing.T) {
 			assert.Eventually(t, func() bool {
 				most = max(most, httplock.WaitingBytes())
 				return most >= want
-			}, 20*time.Second, time.Millisecond)
+			}, 2*time.Minute, time.Millisecond)
 			close(stop)
 			requests.Wait()
 			require.LessOrEqual(t, most, int64(clients*test.most))

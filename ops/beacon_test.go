@@ -300,7 +300,7 @@ func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
 func TestBeacon_ABlackHoleHasOneCall(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
-		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, ReadTimeout: time.Minute})
 		beacon := startBeacon(t, rdb, ops.NewRecorder(), newLocker(t, env))
 		tells(t, env, func(ops.Process) bool { return true }, "it is told")
 		proxy.Blackhole(redistest.Requests | redistest.Replies)

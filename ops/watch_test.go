@@ -32,7 +32,7 @@ func startWatch(t testing.TB, rdb redis.UniversalClient, prefix string, keys ops
 // seenBy is what a Watcher gets until there is an event for which last answers true.
 func seenBy(t testing.TB, w *ops.Watcher, last func(ops.Event) bool) (all []ops.Event) {
 	t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for {
 		select {
 		case e, open := <-w.Events():

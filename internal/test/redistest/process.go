@@ -61,12 +61,12 @@ func (p *Process) Finish() {
 	_ = p.stdin.Close()
 }
 
-// Wait fails the test unless the process ends well, within 20 s.
+// Wait fails the test unless the process ends well, within 2 minutes.
 func (p *Process) Wait(t testing.TB) {
 	t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		p.Signal(syscall.SIGQUIT) // the runtime shows its goroutines
 		<-p.done
 		require.Fail(t, "a process does not end", p.stderr.String())
