@@ -1,12 +1,15 @@
 package ginlock_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,29 +18,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
-
-func TestPerKey_RefusalAbortsTheChain(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := testbed.New(t, env)
-		b.Hold(t)
-		r := gin.New()
-		r.Use(func(c *gin.Context) {
-			c.Next()
-			assert.True(t, c.IsAborted())
-			assert.True(t, c.Writer.Written())
-			assert.Equal(t, http.StatusConflict, c.Writer.Status())
-		})
-		r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey), mustNotRun(t), mustNotRun(t))
-		testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, ""), http.StatusConflict, "conflict", true)
-		require.Equal(t, "POST /orders/:id", (<-b.Conflicts).Name)
-	})
-}
 
 // gin keeps a status back until there is something to write.
 func TestPerKey_AStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
@@ -75,7 +62,12 @@ func TestKeyHelpers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			engine := gin.New()
-			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t))
+			engine.Use(func(c *gin.Context) {
+				c.Next()
+				assert.True(t, c.IsAborted())
+				assert.True(t, c.Writer.Written())
+			})
+			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t), mustNotRun(t))
 			engine.POST("/o/:id/pay", ginlock.PerKey(guard, test.key), mustNotRun(t))
 			r := testbed.Request(t, http.MethodPost, test.path, `{"o":{"id":"`+testbed.Secret+`"}}`)
 			if test.header != "" {
@@ -208,44 +200,32 @@ func TestNew_ReturnsMistakes(t *testing.T) {
 	}
 }
 
-func TestPerKey_HijackAndResponseController(t *testing.T) {
+// net/http middleware around an engine: gin takes the writer to be a server's.
+func TestPerKey_BehindHTTPLock(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	// What was flushed reaches the client before the key is free.
 	guard := b.Locker.Guard(retry.Policy{MaxWait: time.Minute})
+	key := func(*http.Request) (string, error) { return "k", nil }
 	engine := gin.New()
-	engine.Use(ginlock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil }))
-	engine.POST("/hijack", func(c *gin.Context) {
+	engine.Use(ginlock.PerKey(guard, key))
+	engine.POST("/hijacked", func(c *gin.Context) {
 		conn, _, err := c.Writer.Hijack()
 		if assert.NoError(t, err) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\nhijacked")
 			_ = conn.Close()
 		}
 	})
-	engine.POST("/controller", func(c *gin.Context) {
-		rc := http.NewResponseController(c.Writer)
-		assert.NoError(t, rc.SetWriteDeadline(time.Now().Add(time.Minute)))
-		assert.NoError(t, rc.Flush())
-		_, _ = c.Writer.WriteString("controlled")
-	})
-	engine.POST("/stream", func(c *gin.Context) {
+	engine.POST("/streamed", func(c *gin.Context) {
 		c.Stream(func(w io.Writer) bool {
 			_, _ = io.WriteString(w, "streamed")
 			return false
 		})
 	})
-	for name, h := range map[string]http.Handler{
-		"gin": engine,
-		// net/http middleware around an engine: gin takes the writer to be a server's.
-		"gin behind httplock": httplock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil })(engine),
-	} {
-		t.Run(name, func(t *testing.T) {
-			url, client := testbed.Serve(t, h)
-			for path, want := range map[string]string{"/hijack": "hijacked", "/controller": "controlled", "/stream": "streamed"} {
-				resp, err := testbed.Send(client, testbed.ToServer(t.Context(), t, url+path, ""))
-				require.NoError(t, err)
-				require.Equal(t, want, resp.Body)
-			}
-		})
+	url, client := testbed.Serve(t, httplock.PerKey(guard, key)(engine))
+	for _, want := range []string{"hijacked", "streamed"} {
+		resp, err := testbed.Send(client, testbed.ToServer(t.Context(), t, url+"/"+want, ""))
+		require.NoError(t, err)
+		require.Equal(t, want, resp.Body)
 	}
 }
 
@@ -254,4 +234,109 @@ func TestPerKey_AContextWithoutARequestHasNoLease(t *testing.T) {
 	c, _ := gin.CreateTestContext(httptest.NewRecorder())
 	_, held := ginlock.Lease(c)
 	require.False(t, held)
+}
+
+// A handler that hands c to what takes a ctx does not wait for itself, and is told once to give c.Request.Context().
+func TestContext_AsACtxDoesNotWaitForItself(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for _, fallback := range []bool{false, true} {
+			said := &testbed.Log{}
+			b := testbed.New(t, env)
+			locker := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), core.WithLogger(said.Logger()), core.WithTTL(time.Second))
+			guard := locker.Guard(core.RejectConflicts)
+			r := gin.New()
+			r.ContextWithFallback = fallback
+			r.Use(func(c *gin.Context) {
+				c.Next()
+				_, held := core.LeaseFrom(c)
+				assert.False(t, held, "after the handlers there is no lease")
+			})
+			locked := ginlock.PerKey(guard, orderKey)
+			inner := ginlock.PerKey(guard, ginlock.Param("inner:", "id"), httplock.WithLockedSafeMethods())
+			r.POST("/orders/:id", locked, func(c *gin.Context) {
+				lease, held := core.LeaseFrom(c)
+				require.True(t, held)
+				require.Equal(t, testbed.OrderKey, lease.Key())
+				c.Next()
+				lease, _ = core.LeaseFrom(c)
+				require.Equal(t, testbed.OrderKey, lease.Key(), "behind the inner guard it is the outer one's again")
+			}, inner, func(c *gin.Context) {
+				lease, _ := core.LeaseFrom(c)
+				require.Equal(t, "inner:"+testbed.Secret, lease.Key())
+				for _, ctx := range []context.Context{c, context.WithValue(c, "mine", 1), c.Copy()} { //nolint:revive,staticcheck // as users do
+					ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+					for _, key := range []string{testbed.OrderKey, "inner:" + testbed.Secret} {
+						require.NoError(t, locker.Do(ctx, key, func(ctx context.Context) error { return ctx.Err() }))
+					}
+					cancel()
+				}
+				if c.Query("lose") == "" {
+					return
+				}
+				err := locker.Do(c, testbed.OrderKey, func(ctx context.Context) error {
+					b.LoseLeases(t)
+					<-ctx.Done()
+					return context.Cause(ctx)
+				})
+				require.ErrorIs(t, err, core.ErrLeaseLost)
+			})
+			var posts sync.WaitGroup
+			for range 20 {
+				posts.Go(func() {
+					status := testbed.Call(t, r, http.MethodPost, testbed.OrderPath, "").Status
+					assert.Contains(t, []int{http.StatusOK, http.StatusConflict}, status)
+				})
+			}
+			posts.Wait()
+			require.Equal(t, http.StatusInternalServerError, testbed.Call(t, r, http.MethodPost, testbed.OrderPath+"?lose=1", "").Status)
+			want := map[bool]int{false: 1, true: 0}[fallback]
+			require.Equal(t, want, strings.Count(said.String(), "kind=context"), said.String())
+			require.Equal(t, want, strings.Count(said.String(), "c.Request.Context()"))
+		}
+	})
+}
+
+func TestParking_LostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
+	env := redistest.Real(t)
+	b := testbed.New(t, env)
+	b.Hold(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	proxied := &redistest.Env{Addr: proxy.Addr, Prefix: env.Prefix}
+	queue := testbed.NewQueue(t, proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
+	proxy.LoseReply(func([]byte) bool { return true })
+	engine := gin.New()
+	engine.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), orderKey, httplock.WithAnonymous()), mustNotRun(t))
+	resp := testbed.Call(t, engine, http.MethodPost, testbed.OrderPath, "")
+	content := resp.Body
+	require.Equal(t, http.StatusServiceUnavailable, resp.Status)
+	require.NotEmpty(t, resp.Header.Get("Retry-After"))
+	require.Contains(t, content, "could not be confirmed that the request was queued")
+}
+
+func TestWithPrincipal_IsForGin(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	guard := b.Locker.Guard(new(testbed.Parking))
+	ann := ginlock.WithPrincipal(func(*gin.Context) (string, error) { return "ann", nil })
+	still := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
+	h := httplock.PerKey(guard, func(*http.Request) (string, error) { return testbed.OrderKey, nil }, ann, still)(http.NotFoundHandler())
+	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "internal", false)
+	_, err := ginlock.New(guard, orderKey, ginlock.WithPrincipal(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+// What the function leaves in the place of the body of c.Request is the handlers'.
+func TestWithPrincipal_MayPutTheBodyBack(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	r := gin.New()
+	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, ginlock.WithPrincipal(func(c *gin.Context) (string, error) {
+		content, err := io.ReadAll(c.Request.Body)
+		c.Request.Body = io.NopCloser(bytes.NewReader(content))
+		return "ann", err
+	})), func(c *gin.Context) {
+		content, err := io.ReadAll(c.Request.Body)
+		assert.NoError(t, err)
+		assert.Equal(t, 2<<20, len(content)) //nolint:testifylint // Len prints it
+	})
+	require.Equal(t, http.StatusOK, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, strings.Repeat("x", 2<<20)).Status)
 }
