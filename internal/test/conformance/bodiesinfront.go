@@ -135,8 +135,7 @@ func (t *fixture) inPieces(s *site, read <-chan struct{}, rest string, announced
 // sent sends r, which answers with a status.
 func (t *fixture) sent(s *site, r *http.Request, status int, what any) testbed.Answer {
 	t.Helper()
-	resp, err := testbed.Send(s.client, r)
-	require.NoError(t, err)
+	resp := t.do(s, r)
 	require.Equal(t, status, resp.Status, "%v: %s", what, resp.Body)
 	return resp
 }

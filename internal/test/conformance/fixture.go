@@ -2,11 +2,14 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -143,9 +146,39 @@ func (t *fixture) startOver(http2 bool, engine http.Handler, judge func(said str
 // send sends a request, and returns the whole response.
 func (t *fixture) send(s *site, method, path, body string) testbed.Answer {
 	t.Helper()
-	resp, err := testbed.Send(s.client, t.request(s, method, path, body))
+	return t.do(s, t.request(s, method, path, body))
+}
+
+// do is send with a request.
+func (t *fixture) do(s *site, r *http.Request) testbed.Answer {
+	t.Helper()
+	resp, err := testbed.Send(s.client, r)
 	require.NoError(t, err)
 	return resp
+}
+
+// atOnce sends n requests at the same time.
+func (t *fixture) atOnce(s *site, n int, request func(i int) *http.Request) <-chan testbed.Answer {
+	t.Helper()
+	answers := make(chan testbed.Answer, n)
+	for i := range n {
+		r := request(i)
+		go func() {
+			resp, err := testbed.Send(s.client, r)
+			// The server may close the connection while the client still sends, half a second after it has answered.
+			// A client that has not read the response by then has none.
+			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, net.ErrClosed) {
+				assert.NoError(t, err)
+			}
+			answers <- resp
+		}()
+	}
+	return answers
+}
+
+// posts makes requests that post a body to the order.
+func (t *fixture) posts(s *site, body string) func(int) *http.Request {
+	return func(int) *http.Request { return t.request(s, http.MethodPost, testbed.OrderPath, body) }
 }
 
 // post posts a body to the order.

@@ -106,6 +106,16 @@ func aliases(t *fixture) {
 	}
 }
 
+const urlencoded = "application/x-www-form-urlencoded"
+
+// typed is a request with a Content-Type.
+func (t *fixture) typed(s *site, path, contentType, body string) *http.Request {
+	t.Helper()
+	r := t.request(s, http.MethodPost, path, body)
+	r.Header.Set("Content-Type", contentType)
+	return r
+}
+
 // forms: a field of a form makes the key, and the handler has the whole form.
 func forms(t *fixture) {
 	b := t.setUp()
@@ -119,7 +129,6 @@ func forms(t *fixture) {
 		return ok(w, r)
 	}, keyed(b, httplock.Form("order:", "order"))))
 
-	const urlencoded = "application/x-www-form-urlencoded"
 	parts, boundary := multipartForm(t, [][2]string{{"order", testbed.Secret}, {"note", "more"}})
 	twoParts, twoBoundary := multipartForm(t, [][2]string{{"order", testbed.Secret}, {"order", "7"}})
 	for name, c := range map[string]struct {
@@ -144,10 +153,7 @@ func forms(t *fixture) {
 		"too large":                {urlencoded, "", "order=" + testbed.Secret + "&note=" + text(httplock.MaxJSONBody), http.StatusRequestEntityTooLarge},
 		"value with control bytes": {urlencoded, "", "order=" + testbed.Secret + "%00", http.StatusBadRequest},
 	} {
-		r := t.request(s, http.MethodPost, "/orders/1"+c.query, c.body)
-		r.Header.Set("Content-Type", c.kind)
-		resp, err := testbed.Send(s.client, r)
-		require.NoError(t, err)
+		resp := t.do(s, t.typed(s, "/orders/1"+c.query, c.kind, c.body))
 		require.Equal(t, c.status, resp.Status, "%s: %s", name, resp.Body)
 		testbed.RequireNoSecret(t, resp)
 	}
@@ -193,22 +199,14 @@ func noKey(t *fixture) {
 		}, func(s *site) {
 			proxy.Refuse(true)
 			want = url.Values{"order": {"none"}, "note": {text(10_000)}}.Encode()
-			r := t.request(s, http.MethodPost, "/orders/1", want)
-			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			resp, err := testbed.Send(s.client, r)
-			require.NoError(t, err)
-			t.requireOK(resp)
+			t.requireOK(t.do(s, t.typed(s, "/orders/1", urlencoded, want)))
 
 			want = text(10)
 			slow := t.slowly(s, want, 1, true)
 			time.AfterFunc(2*shortBodyTime, slow.finish)
 			t.requireOK(await(t, slow.answer, "the response"))
 
-			r = t.request(s, http.MethodPost, "/orders/1", "order=1")
-			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			resp, err = testbed.Send(s.client, r)
-			require.NoError(t, err)
-			testbed.RequireProblem(t, resp, http.StatusServiceUnavailable, "unavailable", true)
+			testbed.RequireProblem(t, t.do(s, t.typed(s, "/orders/1", urlencoded, "order=1")), http.StatusServiceUnavailable, "unavailable", true)
 			proxy.Refuse(false)
 		})
 	}

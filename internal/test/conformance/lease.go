@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -52,21 +51,11 @@ func oneAtATime(t *fixture) {
 	}, lock(b, nil)))
 	first := t.sending(t.Context(), s, "x")
 	await(t, entered, "the handler runs")
-	var wg sync.WaitGroup
-	answers := make(chan testbed.Answer, others)
+	answers := t.atOnce(s, others, t.posts(s, "x"))
 	for range others {
-		r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
-		wg.Go(func() {
-			resp, err := testbed.Send(s.client, r)
-			assert.NoError(t, err)
-			answers <- resp
-		})
+		testbed.RequireProblem(t, await(t, answers, "refused"), http.StatusConflict, "conflict", true)
 	}
-	wg.Wait()
 	close(gate)
-	for range others {
-		testbed.RequireProblem(t, <-answers, http.StatusConflict, "conflict", true)
-	}
 	require.NoError(t, await(t, first, "the response"))
 	b.RequireFree(t)
 }

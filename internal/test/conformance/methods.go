@@ -93,22 +93,14 @@ func safeMethodsShared(t *fixture) {
 	free()
 	held = false
 
-	statuses := make(chan int, len(readMethods))
-	for _, method := range readMethods {
-		r := t.request(s, method, testbed.OrderPath, "")
-		go func() {
-			resp, err := testbed.Send(s.client, r)
-			assert.NoError(t, err)
-			statuses <- resp.Status
-		}()
-	}
+	answers := t.atOnce(s, len(readMethods), func(i int) *http.Request { return t.request(s, readMethods[i], testbed.OrderPath, "") })
 	for range readMethods {
 		await(t, inside, "safe methods run at the same time")
 	}
 	testbed.RequireProblem(t, t.post(s, ""), http.StatusConflict, "conflict", true)
 	close(release)
 	for range readMethods {
-		require.Equal(t, http.StatusOK, await(t, statuses, "the response"))
+		require.Equal(t, http.StatusOK, await(t, answers, "the response").Status)
 	}
 	b.RequireFree(t)
 }
@@ -124,9 +116,7 @@ func skips(t *fixture) {
 	require.Equal(t, http.StatusConflict, t.post(s, "").Status)
 	r := t.request(s, http.MethodPost, testbed.OrderPath, "")
 	r.Header.Set("X-Dry-Run", "1")
-	resp, err := testbed.Send(s.client, r)
-	require.NoError(t, err)
-	t.requireOK(resp)
+	t.requireOK(t.do(s, r))
 }
 
 // unmatched checks an app whose guard is for POST of the order, and needs Redis, which is away.

@@ -394,7 +394,7 @@ var mutants = map[string]mutant{
 		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),
 		fails: map[string]string{
 			"WithLockedSafeMethods": "the handler ran", "WithSharedSafeMethods": "the handler ran", "WithSkip": "409", "mistakes panic": "registration panics",
-			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
+			"body over the cap is not parked":        "413",
 			"bodies of waiting requests are bounded": "refused while the key is held", "waiters of a principal are bounded": "refused",
 			"one outcome for each request": "an outcome", "an observer that panics": "an outcome",
 		},

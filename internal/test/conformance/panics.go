@@ -23,15 +23,19 @@ func panicking(value any) Handler {
 // notCaught is a server's log without panics.
 func (t *fixture) notCaught(said string) { assert.NotContains(t, said, "panic serving") }
 
+// freed wants the key to be free before what is in front answers.
+func (t *fixture) freed(b *testbed.Fixture) Middleware {
+	return func(c Context) error {
+		defer b.RequireFree(t)
+		return c.Next()
+	}
+}
+
 func recoveryOutside(t *fixture) {
 	b := t.setUp()
 	for _, value := range panicValues {
 		seen := make(chan spy, 1)
-		free := Middleware(func(c Context) error {
-			defer b.RequireFree(t) // before recovery answers
-			return c.Next()
-		})
-		engine := t.adapter.New(orders(panicking(value), Recovery{}, spying(seen), free, lock(b, nil)))
+		engine := t.adapter.New(orders(panicking(value), Recovery{}, spying(seen), t.freed(b), lock(b, nil)))
 		s := t.start(engine, t.notCaught)
 		// What recovery makes of http.ErrAbortHandler is the framework's business.
 		resp, err := testbed.Send(s.client, t.request(s, http.MethodPost, testbed.OrderPath, ""))
@@ -94,13 +98,12 @@ func handlerError(t *fixture) {
 	parking := &testbed.Parking{}
 	for _, theirs := range []error{errors.New("theirs"), &core.ConflictError{Key: "theirs"}, core.ErrUnavailable} {
 		seen := make(chan spy, 1)
-		s := t.serve(orders(func(http.ResponseWriter, *http.Request) error { return theirs }, spying(seen), lock(b, parking)))
+		s := t.serve(orders(func(http.ResponseWriter, *http.Request) error { return theirs }, spying(seen), t.freed(b), lock(b, parking)))
 		resp := t.post(s, "")
 		require.Equal(t, http.StatusInternalServerError, resp.Status, "the framework's answer to an error")
 		require.NotEqual(t, "application/problem+json", resp.Header.Get("Content-Type"))
-		require.ErrorIs(t, await(t, seen, "the middleware in front").err, theirs)
+		require.Equal(t, theirs, await(t, seen, "the middleware in front").err)
 		require.Empty(t, parking.Parked())
-		b.RequireFree(t)
 	}
 	// A lost lease is told all the same: nobody has answered yet.
 	s := t.serve(orders(func(_ http.ResponseWriter, r *http.Request) error {

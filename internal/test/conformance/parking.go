@@ -38,9 +38,7 @@ func (t *fixture) openParking(h Handler, configure func(b *testbed.Fixture, q *d
 func (t *fixture) openParkingBehind(front []Step, h Handler, configure func(b *testbed.Fixture, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
 	d := &parkingSite{Fixture: t.setUp()}
-	var err error
-	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
-	require.NoError(t, err)
+	d.queue = testbed.NewQueue(t, d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
 	l, behind := configure(d.Fixture, d.queue)
 	l.Options = append(l.Options, httplock.WithStatusPath("/tickets/"))
 	tickets := func(w http.ResponseWriter, r *http.Request) error {
@@ -63,13 +61,9 @@ func parks(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 // work starts a worker that replays through the engine, until the test ends, or until it is stopped: the queue is the same for all of a test.
 func (t *fixture) work(d *parkingSite, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine, opts...),
+	w := testbed.Work(t, d.queue, d.Locker, httplock.Replay(d.engine, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(t.said.Logger()))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	stop = func() { assert.NoError(t, w.Stop(context.Background())) }
-	t.Cleanup(stop)
-	return stop
+	return func() { assert.NoError(t, w.Stop(context.Background())) }
 }
 
 // park posts what must be parked, and returns where its ticket is.
@@ -155,20 +149,15 @@ func parkedRunOnce(t *fixture) {
 	release := d.Hold(t)
 	t.park(d, "", "first")
 	t.work(d)
-	var wg sync.WaitGroup
-	for i := range requests {
-		r := t.request(d.site, http.MethodPost, testbed.OrderPath, fmt.Sprint(i))
-		wg.Go(func() {
-			resp, err := testbed.Send(d.client, r)
-			if assert.NoError(t, err) {
-				assert.Contains(t, []int{http.StatusOK, http.StatusAccepted}, resp.Status)
-			}
-		})
+	answers := t.atOnce(d.site, requests, func(i int) *http.Request {
 		if i == requests/2 {
 			release()
 		}
+		return t.request(d.site, http.MethodPost, testbed.OrderPath, fmt.Sprint(i))
+	})
+	for range requests {
+		require.Contains(t, []int{http.StatusOK, http.StatusAccepted}, await(t, answers, "the response").Status)
 	}
-	wg.Wait()
 	t.eventually(func() bool {
 		stats, err := d.queue.Stats(t.Context())
 		return err == nil && stats.Queued+stats.Running+stats.Dead == 0
@@ -193,8 +182,7 @@ func overTheCap(t *fixture) {
 			if chunked {
 				r.ContentLength = -1
 			}
-			resp, err := testbed.Send(s.client, r)
-			require.NoError(t, err)
+			resp := t.do(s, r)
 			if size == 1000 {
 				require.Equal(t, http.StatusAccepted, resp.Status)
 				require.Len(t, parking.Parked(), before+1)

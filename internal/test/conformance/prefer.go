@@ -24,9 +24,7 @@ func (t *fixture) preferring(s *site, preferences ...string) testbed.Answer {
 	t.Helper()
 	r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
 	r.Header["Prefer"] = preferences
-	resp, err := testbed.Send(s.client, r)
-	require.NoError(t, err)
-	return resp
+	return t.do(s, r)
 }
 
 func requirePreferred(t *fixture, resp testbed.Answer, applied ...string) {

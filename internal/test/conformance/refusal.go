@@ -94,13 +94,7 @@ func silentRedis(t *fixture) {
 		handler := Handler(t.mustNotRun)
 		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, c.policy)))
 		c.away()
-		answers := make(chan testbed.Answer, atOnce)
-		for range atOnce {
-			go func() {
-				answer, _ := testbed.Send(s.client, t.request(s, http.MethodPost, testbed.OrderPath, "body"))
-				answers <- answer
-			}()
-		}
+		answers := t.atOnce(s, atOnce, t.posts(s, "body"))
 		for range atOnce {
 			testbed.RequireProblem(t, <-answers, http.StatusServiceUnavailable, "unavailable", true)
 		}
@@ -168,9 +162,7 @@ func keyHelpers(t *fixture) {
 		}, Lock{b.Locker.Guard(core.RejectConflicts), key, nil}))
 		r := t.request(s, http.MethodPost, testbed.OrderPath+"?q="+testbed.Secret, body)
 		r.Header.Set("X-Order", testbed.Secret)
-		resp, err := testbed.Send(s.client, r)
-		require.NoError(t, err)
-		t.requireOK(resp)
+		t.requireOK(t.do(s, r))
 	}
 }
 
@@ -180,21 +172,13 @@ func mistakesPanic(t *fixture) {
 	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
 	require.NoError(t, err)
 	parking := b.Locker.Guard(delayqueue.Policy(queue))
-	mayStill := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
 	mistakes := map[string]Lock{
-		"no guard":                    {nil, orderKey, nil},
-		"bad guard":                   {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
-		"no key":                      {guard, nil, nil},
-		"bad option":                  {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
-		"nil option":                  {guard, orderKey, []httplock.Option{nil}},
-		"parks for nobody":            {parking, orderKey, nil},
-		"waits, and parks for nobody": {b.Locker.Guard(retry.Policy{Then: parking.Policy()}), orderKey, nil},
-		"parks, and never asks again": {parking, orderKey, []httplock.Option{sentBy("bob")}},
-		"parks for both":              {parking, orderKey, []httplock.Option{sentBy("bob"), mayStill, httplock.WithAnonymous()}},
-		"asks about nobody":           {guard, orderKey, []httplock.Option{mayStill}},
-		"keeps responses for nobody":  {guard, orderKey, []httplock.Option{httplock.WithIdempotency(t.store(b))}},
-		"counts nobody's requests":    {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1)}},
-		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.WithAnonymous()}},
+		"no guard":         {nil, orderKey, nil},
+		"bad guard":        {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
+		"no key":           {guard, nil, nil},
+		"bad option":       {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
+		"nil option":       {guard, orderKey, []httplock.Option{nil}},
+		"parks for nobody": {parking, orderKey, nil},
 	}
 	for _, name := range slices.Sorted(maps.Keys(mistakes)) { // the first that is let through is always the same one
 		l := mistakes[name]
@@ -344,8 +328,7 @@ func (t *fixture) refused(b *testbed.Fixture, a Adapter, x refusal, said *testbe
 	if x.chunked {
 		r.ContentLength = -1
 	}
-	resp, err := testbed.Send(s.client, r)
-	require.NoError(t, err)
+	resp := t.do(s, r)
 	return stable(t, resp)
 }
 

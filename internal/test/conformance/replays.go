@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -21,11 +20,8 @@ import (
 func (t *fixture) replica(d *parkingSite, app App, opts ...httplock.ReplayOption) {
 	t.Helper()
 	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
-	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(t.adapter.New(app), opts...),
+	testbed.Work(t, d.queue, locker, httplock.Replay(t.adapter.New(app), opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(t.said.Logger()))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
 }
 
 // parkMany parks requests of an order each, and returns their tickets' ids.

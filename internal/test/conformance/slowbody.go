@@ -1,15 +1,12 @@
 package conformance
 
 import (
-	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"os"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -46,7 +43,7 @@ type slowClient struct {
 func (t *fixture) slowly(s *site, body string, first int, stalls bool) slowClient {
 	t.Helper()
 	reader, writer := io.Pipe()
-	finish, answer := make(chan struct{}), make(chan testbed.Answer, 1)
+	finish := make(chan struct{})
 	r := t.request(s, http.MethodPost, testbed.OrderPath, "")
 	r.Body, r.ContentLength = reader, int64(len(body))
 	r.Header.Set(slowHeader, "yes")
@@ -73,16 +70,7 @@ func (t *fixture) slowly(s *site, body string, first int, stalls bool) slowClien
 			_, _ = io.WriteString(writer, rest)
 		}
 	}()
-	go func() {
-		resp, err := testbed.Send(s.client, r)
-		// The server may close the connection while the client still sends, half a second after it has answered.
-		// A client that has not read the response by then has none.
-		if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, net.ErrClosed) {
-			assert.NoError(t, err)
-		}
-		answer <- resp
-	}()
-	return slowClient{answer, func() { close(finish) }}
+	return slowClient{t.atOnce(s, 1, func(int) *http.Request { return r }), func() { close(finish) }}
 }
 
 // arrivals tells of slow requests in front of the guard.
@@ -116,23 +104,6 @@ func policies() map[string]core.ConflictPolicy {
 	}
 }
 
-// postMany posts n requests to the order.
-func (t *fixture) postMany(s *site, n int, atOnce bool, answers chan<- testbed.Answer) {
-	for range n {
-		r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
-		send := func() {
-			resp, err := testbed.Send(s.client, r)
-			assert.NoError(t, err)
-			answers <- resp
-		}
-		if atOnce {
-			go send()
-		} else {
-			send()
-		}
-	}
-}
-
 // slowBody: nobody waits for a client that has not sent its body, in front of it or behind.
 func slowBody(t *fixture) {
 	const others = 20
@@ -160,24 +131,36 @@ func slowBody(t *fixture) {
 				if held {
 					release = b.Hold(t)
 				}
-				answers := make(chan testbed.Answer, others)
-				inFront := 0
 				waits := name != "reject" && name != "park" // the others refuse or park one another
+				post := func(n int) (served func()) {
+					if !waits {
+						for range n {
+							t.requireOK(t.post(s, "x"))
+						}
+						return func() {}
+					}
+					answers := t.atOnce(s, n, t.posts(s, "x"))
+					return func() {
+						for range n {
+							t.requireOK(await(t, answers, name+": the others do not wait for the slow request"))
+						}
+					}
+				}
+				inFront := 0
 				if !held || waits {
 					inFront = others / 2
 				}
-				t.postMany(s, inFront, waits, answers)
+				first := post(inFront)
 				slow := t.slowly(s, body, 10, false)
 				await(t, arrived, "the slow request")
 				time.Sleep(20 * time.Millisecond) // so that it can ask for the key, if it does
 				if !waits {
 					release()
 				}
-				t.postMany(s, others-inFront, waits, answers)
+				rest := post(others - inFront)
 				release()
-				for range others {
-					t.requireOK(await(t, answers, name+": the others do not wait for the slow request"))
-				}
+				first()
+				rest()
 				require.Zero(t, slowRuns.Load(), name)
 				finished.Store(true)
 				slow.finish()
@@ -269,9 +252,7 @@ func bodyInTime(t *fixture) {
 				reused := false
 				trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }}
 				r := t.request(s, http.MethodPost, testbed.OrderPath, text(size))
-				resp, err := testbed.Send(s.client, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
-				require.NoError(t, err)
-				t.requireOK(resp)
+				t.requireOK(t.do(s, r.WithContext(httptrace.WithClientTrace(r.Context(), trace))))
 				require.Equal(t, i > 0, reused, "the connection is good for the next request")
 				time.Sleep(limit)
 			}

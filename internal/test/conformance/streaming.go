@@ -224,11 +224,7 @@ func uploads(t *fixture) {
 	require.NoError(t, err)
 	_, _ = part.Write(make([]byte, 64<<10))
 	require.NoError(t, form.Close())
-	r := t.request(s, http.MethodPost, testbed.OrderPath, body.String())
-	r.Header.Set("Content-Type", form.FormDataContentType())
-	resp, err := testbed.Send(s.client, r)
-	require.NoError(t, err)
-	t.requireOK(resp)
+	t.requireOK(t.do(s, t.typed(s, testbed.OrderPath, form.FormDataContentType(), body.String())))
 	require.NotEmpty(t, name)
 	t.eventually(func() bool {
 		_, err := os.Stat(name)

@@ -51,15 +51,7 @@ func waits(t *fixture) {
 	require.NoError(t, await(t, second, "the response"))
 	await(t, entered, "the second request runs")
 
-	answers := make(chan testbed.Answer, more)
-	for range more {
-		r := t.request(s, http.MethodPost, testbed.OrderPath, "")
-		go func() {
-			resp, err := testbed.Send(s.client, r)
-			assert.NoError(t, err)
-			answers <- resp
-		}()
-	}
+	answers := t.atOnce(s, more, t.posts(s, ""))
 	for range more {
 		t.requireOK(await(t, answers, "the response"))
 	}
@@ -74,6 +66,7 @@ func bodyAfterWaiting(t *fixture) {
 		"at the cap":   {1000, 1000},
 		"over the cap": {100_000, 1000},
 		"one over":     {1001, 1000},
+		"asks first":   {100, 1 << 20},
 	} {
 		for _, chunked := range []bool{false, true} {
 			body := text(test.size)
@@ -85,10 +78,11 @@ func bodyAfterWaiting(t *fixture) {
 			if chunked {
 				r.ContentLength = -1
 			}
+			if name == "asks first" {
+				r.Header.Set("Expect", "100-continue")
+			}
 			t.onConflict(b, b.Hold(t))
-			resp, err := testbed.Send(s.client, r)
-			require.NoError(t, err)
-			t.requireOK(resp)
+			t.requireOK(t.do(s, r))
 		}
 	}
 }

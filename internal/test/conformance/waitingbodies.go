@@ -2,12 +2,10 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -43,8 +41,7 @@ func asksFirst(t *fixture) {
 			r := t.request(s, http.MethodPost, testbed.OrderPath, "")
 			r.Header.Set("Expect", "100-continue")
 			r.Body, r.ContentLength = io.NopCloser(sent), int64(size)
-			resp, err := testbed.Send(s.client, r)
-			require.NoError(t, err, name)
+			resp := t.do(s, r)
 			return resp, sent.begun.Load()
 		}
 		release := b.Hold(t)
@@ -75,17 +72,7 @@ func boundedBodies(t *fixture) {
 		served := 0
 		for attempt := 0; served == 0 && attempt < 10; attempt++ { // the bodies of other tests may take up all the room of this process
 			release := b.Hold(t)
-			answers := make(chan testbed.Answer, 3*room)
-			for range 3 * room {
-				r := t.request(s, http.MethodPost, testbed.OrderPath, text(size))
-				go func() {
-					resp, err := testbed.Send(s.client, r)
-					if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) { // a client that still sends may miss its refusal
-						assert.NoError(t, err)
-					}
-					answers <- resp
-				}()
-			}
+			answers := t.atOnce(s, 3*room, t.posts(s, text(size)))
 			for range 2 * room {
 				if resp := await(t, answers, "refused while the key is held"); resp.Status != 0 {
 					testbed.RequireProblem(t, resp, http.StatusServiceUnavailable, "waiting-full", true)
@@ -111,29 +98,25 @@ func boundedWaiters(t *fixture) {
 	s := t.serve(orders(ok, lock(b, retry.Policy{MaxWait: time.Minute}, httplock.WithMaxWaitersPerPrincipal(most), httplock.WithPrincipal(user))))
 	for range 2 { // what has waited does not count any more
 		release := b.Hold(t)
-		answers := map[string]chan testbed.Answer{"alice": make(chan testbed.Answer, 5), "bob": make(chan testbed.Answer, 1)}
-		for name, answer := range answers {
-			for range cap(answer) {
+		of := func(user string) func(int) *http.Request {
+			return func(int) *http.Request {
 				r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
-				r.Header.Set("X-User", name)
-				go func() {
-					resp, err := testbed.Send(s.client, r)
-					assert.NoError(t, err)
-					answer <- resp
-				}()
+				r.Header.Set("X-User", user)
+				return r
 			}
 		}
+		alices, bobs := t.atOnce(s, 5, of("alice")), t.atOnce(s, 1, of("bob"))
 		for range 5 - most {
-			testbed.RequireProblem(t, await(t, answers["alice"], "refused"), http.StatusTooManyRequests, "principal-waiting-full", true)
+			testbed.RequireProblem(t, await(t, alices, "refused"), http.StatusTooManyRequests, "principal-waiting-full", true)
 		}
 		for range most + 1 {
 			await(t, b.Conflicts, "the others wait")
 		}
 		release()
 		for range most {
-			t.requireOK(await(t, answers["alice"], "those that waited"))
+			t.requireOK(await(t, alices, "those that waited"))
 		}
-		t.requireOK(await(t, answers["bob"], "another principal's"))
+		t.requireOK(await(t, bobs, "another principal's"))
 	}
 }
 

@@ -69,8 +69,7 @@ func selfCalls(t *fixture) {
 	testbed.RequireProblem(t, ask("/orders/held", "&marked=1"), http.StatusConflict, "conflict", true)
 	r := t.request(s, http.MethodPost, "/orders/held", "")
 	r.Header.Set("Perkey-Trail", "forged")
-	resp, err := testbed.Send(s.client, r)
-	require.NoError(t, err)
+	resp := t.do(s, r)
 	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
 	b.RequireFree(t)
 }
