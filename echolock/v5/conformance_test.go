@@ -10,6 +10,7 @@ import (
 
 	echolock "github.com/perkey-go/perkey/echolock/v5"
 	"github.com/perkey-go/perkey/internal/test/conformance"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestConformance(t *testing.T) {
@@ -39,3 +40,5 @@ func chain(steps []conformance.Step) []echo.MiddlewareFunc {
 		}
 	})
 }
+
+func TestMain(m *testing.M) { redistest.Main(m) }

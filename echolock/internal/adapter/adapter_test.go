@@ -20,54 +20,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestPerKey_RefusalIsAResponseAndNoError(t *testing.T) {
-	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
-		b := testbed.New(t, env)
-		b.Hold(t)
-		for _, at := range []string{"route", "group", "use"} {
-			h := v.start(service{
-				at: at, guard: b.Locker.Guard(core.RejectConflicts), key: orderKey, handler: mustNotRun(t),
-				around: func(_ seen, next func() error) error {
-					err := next()
-					assert.NoError(t, err)
-					return err
-				},
-			})
-			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath, ""), http.StatusConflict, "conflict", true)
-			require.Equal(t, "POST /api/orders/:id", (<-b.Conflicts).Name)
-			resp := testbed.Call(t, h, http.MethodPost, base+"/orders/"+testbed.Secret+"/pay", "")
-			testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
-			<-b.Conflicts
-		}
-	})
-}
-
-func TestPerKey_HandlersErrorIsReturnedUnchangedAfterTheRelease(t *testing.T) {
-	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
-		b := testbed.New(t, env)
-		failed := v.failure(http.StatusTeapot)
-		handled := 0
-		h := v.start(service{
-			guard: b.Locker.Guard(core.RejectConflicts), key: orderKey,
-			around: func(_ seen, next func() error) error {
-				err := next()
-				assert.Same(t, failed, err)
-				b.RequireFree(t)
-				return err
-			},
-			onError: func(err error) {
-				handled++
-				assert.Same(t, failed, err)
-			},
-			handler: func(exchange) error { return failed },
-		})
-		resp := testbed.Call(t, h, http.MethodPost, orderPath, "")
-		require.Equal(t, http.StatusTeapot, resp.Status)
-		require.JSONEq(t, `{"message":"failed"}`, resp.Body)
-		require.Equal(t, 1, handled)
-	})
-}
-
 func TestReturnErrors(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env, core.WithTTL(time.Second))
@@ -134,7 +86,10 @@ func TestPerKey_UnmatchedRoutesPass(t *testing.T) {
 		all := func(*http.Request) (string, error) { return "k", nil }
 		for _, at := range []string{"route", "group", "use"} {
 			for _, locked := range []bool{false, true} {
-				s := service{at: at, guard: b.Locker.Guard(core.RejectConflicts), key: all, handler: mustNotRun(t)}
+				s := service{
+					at: at, guard: b.Locker.Guard(core.RejectConflicts), key: all, handler: mustNotRun(t),
+					onError: func(err error) { assert.NotErrorIs(t, err, core.ErrConflict, "a refusal is a response, and no error") },
+				}
 				if locked {
 					s.options = []httplock.Option{httplock.WithLockedSafeMethods()}
 				} else {
@@ -325,22 +280,5 @@ func TestKeys_EachConstructorIsItsNames(t *testing.T) {
 			r.Header.Set("X-Id", "3")
 			require.Equal(t, want[1], testbed.Do(h, r).Body, name)
 		}
-	})
-}
-
-func TestNestedGuards(t *testing.T) {
-	each(t, func(t *testing.T, v version) {
-		b := testbed.New(t, redistest.Embedded(t))
-		guard := b.Locker.Guard(core.RejectConflicts)
-		inner := v.start(service{at: "use", guard: guard, key: httplock.Query("inner:", "q"), handler: ok})
-		h := v.start(service{guard: guard, key: orderKey, handler: func(x exchange) error {
-			inner.ServeHTTP(x.w, x.Request())
-			return nil
-		}})
-		require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, orderPath+"?q=1", "").Body)
-		release := b.HoldKey(t, "inner:1")
-		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath+"?q=1", ""), http.StatusConflict, "conflict", true)
-		b.RequireFree(t)
-		release()
 	})
 }

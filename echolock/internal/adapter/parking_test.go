@@ -29,7 +29,10 @@ func TestParking_ParkedRequestsAreReplayed(t *testing.T) {
 			options: []httplock.Option{
 				httplock.WithStatusPath("/tickets/"),
 				v.principal(func(c seen) (string, error) { return "the sender of " + c.Param("id"), nil }),
-				httplock.WithReauthorize(func(_ *http.Request, p string) error {
+				httplock.WithReauthorize(func(r *http.Request, p string) error {
+					if p == "the sender of forbidden" {
+						return httplock.ErrForbidden
+					}
 					assert.Equal(t, "the sender of "+testbed.Secret, p)
 					return nil
 				}),
@@ -51,48 +54,28 @@ func TestParking_ParkedRequestsAreReplayed(t *testing.T) {
 				return x.String(http.StatusCreated, x.Param("id")[:2]+string(body))
 			},
 		})
-		release := b.HoldKey(t, testbed.OrderKey+"|7")
-		parked := testbed.Do(h, testbed.Request(t, http.MethodPost, orderPath, `{"n":7.0}`))
-		require.Equal(t, http.StatusAccepted, parked.Status, parked.Body)
-		id := strings.TrimPrefix(parked.Header.Get("Location"), "/tickets/")
+		park := func(order string) (id string) {
+			defer b.HoldKey(t, "order:"+order+"|7")()
+			parked := testbed.Do(h, testbed.Request(t, http.MethodPost, base+"/orders/"+order, `{"n":7.0}`))
+			require.Equal(t, http.StatusAccepted, parked.Status, parked.Body)
+			return strings.TrimPrefix(parked.Header.Get("Location"), "/tickets/")
+		}
+		id, forbidden := park(testbed.Secret), park("forbidden")
 		require.Zero(t, replays)
 
 		testbed.Work(t, queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
-		release()
-		status, err := queue.Wait(t.Context(), id)
-		require.NoError(t, err)
-		require.Equal(t, delayqueue.StateDone, status.State, status.Cause)
-		require.Equal(t, 1, status.Attempts, "an answer of 503 spends none")
-		tickets := httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })
-		result := testbed.Call(t, tickets, http.MethodGet, "/tickets/"+id+"/result", "")
-		require.Equal(t, http.StatusCreated, result.Status)
-		require.Equal(t, testbed.Secret[:2]+`{"n":7.0}`, result.Body)
-	})
-}
-
-func TestReplay_ThatMayNotRun(t *testing.T) {
-	each(t, func(t *testing.T, v version) {
-		for _, returned := range []bool{false, true} {
-			b := testbed.New(t, redistest.Embedded(t))
-			queue := testbed.NewQueue(t, b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
-			h := v.start(service{
-				guard: b.Locker.Guard(delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
-				options: []httplock.Option{
-					httplock.WithStatusPath("/tickets/"),
-					httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil }),
-					httplock.WithReauthorize(func(*http.Request, string) error { return httplock.ErrForbidden }),
-				},
-			})
-			release := b.Hold(t)
-			id := strings.TrimPrefix(testbed.Call(t, h, http.MethodPost, orderPath, "").Header.Get("Location"), "/tickets/")
-			testbed.Work(t, queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
-			release()
+		result := func(id string) testbed.Answer {
 			status, err := queue.Wait(t.Context(), id)
 			require.NoError(t, err)
 			require.Equal(t, delayqueue.StateDone, status.State, status.Cause)
+			require.Equal(t, 1, status.Attempts, "an answer of 503 spends none")
 			tickets := httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })
-			require.Equal(t, http.StatusForbidden, testbed.Call(t, tickets, http.MethodGet, "/tickets/"+id+"/result", "").Status)
+			return testbed.Call(t, tickets, http.MethodGet, "/tickets/"+id+"/result", "")
 		}
+		made := result(id)
+		require.Equal(t, http.StatusCreated, made.Status)
+		require.Equal(t, testbed.Secret[:2]+`{"n":7.0}`, made.Body)
+		require.Equal(t, http.StatusForbidden, result(forbidden).Status)
 	})
 }
 
