@@ -259,19 +259,6 @@ func TestBody_StreamsAreNotParked(t *testing.T) {
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
 	r.Body = http.NoBody
 	require.Equal(t, http.StatusAccepted, testbed.Do(h, r).Status, "there is nothing to stream")
-
-	guard := b.Locker.Guard(core.RejectConflicts)
-	for _, opts := range [][]httplock.Option{
-		{httplock.WithStreamBody(), remembering(newIdempotency(t, b))},
-		{httplock.WithBodyTimeout(0)},
-		{httplock.WithBodyTimeout(-1)},
-		{httplock.WithBodyTimeout(48 * time.Hour)},
-		{httplock.WithReadAhead(0)},
-		{httplock.WithReadAhead(1 << 40)},
-	} {
-		_, err := httplock.New(guard, opts...)
-		require.ErrorIs(t, err, core.ErrInvalidOption)
-	}
 }
 
 // A body that middleware in front caps is refused where it would wait, and else is the handler's to refuse.
@@ -302,26 +289,6 @@ func TestBody_NoneCostsNothing(t *testing.T) {
 	r := testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = http.NoBody
 	require.LessOrEqual(t, httplock.BodyAllocs(m, r), 1.0, "the request's state, of which the body's is a part")
-}
-
-func BenchmarkBody(b *testing.B) {
-	f := testbed.New(b, redistest.Embedded(b))
-	m, err := httplock.New(f.Locker.Guard(testbed.Patient{}))
-	require.NoError(b, err)
-	for _, size := range []int{0, 500, 5_000, 50_000, 500_000} {
-		for name, length := range map[string]int{"length": size, "chunked": -1} {
-			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
-				content := bytes.NewReader(make([]byte, size))
-				r := testbed.Request(b, http.MethodPost, "/", "")
-				b.ReportAllocs()
-				for b.Loop() {
-					_, _ = content.Seek(0, io.SeekStart)
-					r.Body, r.ContentLength = io.NopCloser(content), int64(length)
-					httplock.ReadAhead(m, r)
-				}
-			})
-		}
-	}
 }
 
 // Before it writes a response net/http reads on, under the key, if the handler did not, also of a body that is capped.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -383,9 +384,10 @@ func TestDeployment_ClientsOfEachRowGetWhatTheyAskFor(t *testing.T) {
 		if !is {
 			break
 		}
-		at := slices.IndexFunc(slicesOfKeys(deployments), func(name string) bool { return strings.HasPrefix(change, name) })
+		names := slices.Sorted(maps.Keys(deployments))
+		at := slices.IndexFunc(names, func(name string) bool { return strings.HasPrefix(change, name) })
 		require.GreaterOrEqual(t, at, 0, "nobody plays: %s", change)
-		name := slicesOfKeys(deployments)[at]
+		name := names[at]
 		played++
 		if play := deployments[name]; play != nil {
 			t.Run(strings.Trim(name, "`"), func(t *testing.T) {
@@ -395,12 +397,4 @@ func TestDeployment_ClientsOfEachRowGetWhatTheyAskFor(t *testing.T) {
 		}
 	}
 	require.Len(t, deployments, played)
-}
-
-func slicesOfKeys(m map[string]func(*testing.T)) (names []string) {
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -138,63 +138,6 @@ func count(runs *atomic.Int64, status int) http.HandlerFunc {
 	}
 }
 
-func TestIdempotency_RequestMadeTwiceHasTheFirstResponse(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := testbed.New(t, env)
-		binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
-		var runs atomic.Int64
-		url, client := testbed.Serve(t, idempotent(t, b, nil, func(w http.ResponseWriter, _ *http.Request) {
-			runs.Add(1)
-			h := w.Header()
-			h["ETag"] = nil // no header of ours
-			h.Set("Etag", `"v1"`)
-			h.Set("Content-Type", "application/octet-stream")
-			h.Add("Link", "</a>; rel=x")
-			h.Add("Link", "</b>; rel=y")
-			h.Set("Location", "things/7")
-			h.Set("X-Mine", "caf\xe9")
-			h.Set("X-Other", "1")
-			h.Set("Set-Cookie", "session="+testbed.Secret)
-			h.Set("Www-Authenticate", "Bearer")
-			w.WriteHeader(http.StatusCreated)
-			for i := range len(binary) {
-				if i%1000 == 0 {
-					n, err := w.Write([]byte(binary[i:min(i+1000, len(binary))]))
-					assert.NoError(t, err)
-					assert.Equal(t, min(1000, len(binary)-i), n)
-				}
-			}
-		}, httplock.KeepResponseHeaders("X-Mine")))
-		post := func(key string) testbed.Answer {
-			r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
-			r.Header.Set("Idempotency-Key", key)
-			resp, err := testbed.Send(client, r)
-			require.NoError(t, err)
-			return resp
-		}
-		first := post(`"k1"`)
-		require.Equal(t, http.StatusCreated, first.Status)
-		require.Equal(t, binary, first.Body)
-		for range 2 {
-			second := post("k1") // bare, it is the same key
-			requireReplayed(t, first, second)
-			for _, name := range []string{"Etag", "Content-Type", "Link", "Location", "X-Mine", "Content-Length"} {
-				if name != "Content-Length" { // the first was chunked
-					require.Equal(t, first.Header[name], second.Header[name], name)
-				}
-			}
-			for _, name := range []string{"Set-Cookie", "Www-Authenticate", "X-Other"} {
-				require.NotContains(t, second.Header, name)
-			}
-			require.Equal(t, "no-store", second.Header.Get("Cache-Control"))
-		}
-		require.EqualValues(t, 1, runs.Load())
-		require.NotContains(t, post("k2").Header, "Idempotent-Replayed")
-		require.EqualValues(t, 2, runs.Load())
-		b.RequireFree(t)
-	})
-}
-
 // An upstream that is guarded itself refuses with Retry-After, and its client is to try again under the same key.
 func TestIdempotency_WhichResponsesAreKept(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
@@ -500,29 +443,4 @@ func TestIdempotency_BodiesTooLargeToCompareAreRefused(t *testing.T) {
 		require.Contains(t, resp.Body, "Idempotency-Key")
 	}
 	require.Equal(t, http.StatusOK, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "0123456789a").Status, "without a key it runs as ever")
-}
-
-func TestWithIdempotency_MistakesAreErrorsAtConstruction(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	guard := b.Locker.Guard(core.RejectConflicts)
-	store := newIdempotency(t, b)
-	for name, opts := range map[string][]httplock.Option{
-		"nobody's":      {httplock.WithIdempotency(store)},
-		"nil store":     {httplock.WithIdempotency(nil), httplock.WithAnonymous()},
-		"nil option":    {remembering(store, nil)},
-		"twice":         {remembering(store), remembering(store)},
-		"nil payload":   {remembering(store, httplock.IdempotencyPayload(nil))},
-		"negative body": {remembering(store, httplock.KeepResponseBody(-1))},
-		"immense body":  {remembering(store, httplock.KeepResponseBody(64<<20+1))},
-		"cookies":       {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},
-	} {
-		_, err := httplock.New(guard, opts...)
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
-	}
-	for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(2)} {
-		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, opt), remembering(store))
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
-	}
-	_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, core.Counted(1)), remembering(store, httplock.KeepResponseBody(0)))
-	require.NoError(t, err)
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -92,39 +91,18 @@ func TestJSONField_PathsThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestJSONField_BehindAServer(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := testbed.New(t, env)
-		b.HoldKey(t, "k:"+testbed.Secret)
-		size := 0
-		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(
-			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				body, err := io.ReadAll(r.Body)
-				assert.NoError(t, err)
-				assert.True(t, json.Valid(body))
-				assert.Len(t, body, size)
-				ok(w, r)
-			}))
-		url, client := testbed.Serve(t, h)
-		post := func(id string, length int, chunked bool) testbed.Answer {
-			size = length
-			body := `{"id":"` + id + `","x":"`
-			body += strings.Repeat("y", length-len(body)-2) + `"}`
-			r := testbed.ToServer(t.Context(), t, url, body)
-			if chunked {
-				r.ContentLength = -1
-			}
-			resp, err := testbed.Send(client, r)
-			require.NoError(t, err)
-			return resp
+// The cap on what waits is another one than that on what a key function reads.
+func TestJSONField_OfALargeBody(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	for size, status := range map[int]int{100: http.StatusOK, httplock.MaxJSONBody: http.StatusOK, httplock.MaxJSONBody + 1: http.StatusRequestEntityTooLarge} {
+		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(sized(t, size))
+		for _, length := range []int64{int64(size), -1} {
+			body := `{"id":"free","x":"`
+			r := testbed.Request(t, http.MethodPost, "/", body+strings.Repeat("y", size-len(body)-2)+`"}`)
+			r.ContentLength = length
+			require.Equal(t, status, testbed.Do(h, r).Status, size)
 		}
-		for _, chunked := range []bool{false, true} {
-			require.Equal(t, "ok", post("free", 100, chunked).Body)
-			require.Equal(t, "ok", post("free", httplock.MaxJSONBody, chunked).Body, "the cap on what waits is another one")
-			testbed.RequireProblem(t, post(testbed.Secret, 100, chunked), http.StatusConflict, "conflict", true)
-			testbed.RequireProblem(t, post(testbed.Secret, httplock.MaxJSONBody+1, chunked), http.StatusRequestEntityTooLarge, "body-too-large", false)
-		}
-	})
+	}
 }
 
 func TestKey_BodiesThatCannotBeReadForTheKey(t *testing.T) {

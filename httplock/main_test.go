@@ -12,6 +12,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/test/conformance"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -62,3 +63,5 @@ func mustNotRun(t *testing.T) http.HandlerFunc {
 	t.Helper()
 	return func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }
 }
+
+func TestConformance(t *testing.T) { conformance.Run(t, conformance.NetHTTP()) }

@@ -23,45 +23,80 @@ import (
 
 func TestOptions_MistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := b.Locker.Guard(core.RejectConflicts)
-	for name, build := range map[string]func() (*httplock.Middleware, error){
-		"nil guard": func() (*httplock.Middleware, error) { return httplock.New(nil) },
-		"guard of nothing": func() (*httplock.Middleware, error) {
-			return httplock.New((*core.Locker)(nil).Guard(core.RejectConflicts))
-		},
-		"guard's policy": func() (*httplock.Middleware, error) {
-			return httplock.New(b.Locker.Guard(retry.Policy{MaxWait: -1}))
-		},
-		"nil option":        func() (*httplock.Middleware, error) { return httplock.New(guard, nil) },
-		"nil skip":          func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithSkip(nil)) },
-		"nil logger":        func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithLogger(nil)) },
-		"no body":           func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithMaxBody(0)) },
-		"negative body":     func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithMaxBody(-1)) },
-		"immense body":      func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithMaxBody(1<<40)) },
-		"empty header name": func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithAllowedHeaders("")) },
-		"bad header name":   func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithAllowedHeaders("X A")) },
+	guard, store := b.Locker.Guard(core.RejectConflicts), newIdempotency(t, b)
+	requireMistake := func(what any, guard *core.Guard, opts ...httplock.Option) {
+		m, err := httplock.New(guard, opts...)
+		require.ErrorIs(t, err, core.ErrInvalidOption, what)
+		require.Nil(t, m)
+	}
+	requireMistake("nil guard", nil)
+	requireMistake("guard of nothing", (*core.Locker)(nil).Guard(core.RejectConflicts))
+	requireMistake("guard's policy", b.Locker.Guard(retry.Policy{MaxWait: -1}))
+	requireMistake("responses under a shared key", b.Locker.Guard(core.RejectConflicts, core.Shared()), remembering(store))
+	requireMistake("responses under a counted key", b.Locker.Guard(core.RejectConflicts, core.Counted(2)), remembering(store))
+	for what, opts := range map[string][]httplock.Option{
+		"nil option":             {nil},
+		"nil skip":               {httplock.WithSkip(nil)},
+		"nil logger":             {httplock.WithLogger(nil)},
+		"nil conflict handler":   {httplock.WithConflictHandler(nil)},
+		"nil error handler":      {httplock.WithErrorHandler(nil)},
+		"no body":                {httplock.WithMaxBody(0)},
+		"negative body":          {httplock.WithMaxBody(-1)},
+		"immense body":           {httplock.WithMaxBody(1 << 40)},
+		"no time":                {httplock.WithBodyTimeout(0)},
+		"negative time":          {httplock.WithBodyTimeout(-1)},
+		"two days":               {httplock.WithBodyTimeout(48 * time.Hour)},
+		"no read-ahead":          {httplock.WithReadAhead(0)},
+		"immense read-ahead":     {httplock.WithReadAhead(1 << 40)},
+		"nothing may wait":       {httplock.WithMaxWaitingBytes(0)},
+		"all may wait":           {httplock.WithMaxWaitingBytes(1<<40 + 1)},
+		"no body may wait":       {httplock.WithMaxWaitingBytes(50 << 20), httplock.WithMaxBody(50 << 20)},
+		"no read-ahead may wait": {httplock.WithReadAhead(50 << 20), httplock.WithMaxWaitingBytes(50 << 20)},
+		"no waiters":             {httplock.WithMaxWaitersPerPrincipal(0), httplock.WithPrincipal(nobody)},
+		"locked and shared":      {httplock.WithLockedSafeMethods(), httplock.WithSharedSafeMethods()},
+		"shared and locked":      {httplock.WithSharedSafeMethods(), httplock.WithLockedSafeMethods()},
+		"credentials are stored": {httplock.WithCredentialHeaders("x-shop-pass"), httplock.WithAllowedHeaders("X-Shop-Pass")},
+		"the other way":          {httplock.WithAllowedHeaders("X-Shop-Pass"), httplock.WithCredentialHeaders("x-shop-pass")},
+		"a type's credentials":   {httplock.WithCredentialHeaders("Content-Type")},
+		"bad credential header":  {httplock.WithCredentialHeaders("a b")},
+		"no credential header":   {httplock.WithCredentialHeaders("")},
+		"nil store":              {httplock.WithIdempotency(nil), httplock.WithAnonymous()},
+		"nil store's option":     {remembering(store, nil)},
+		"two stores":             {remembering(store), remembering(store)},
+		"nil payload":            {remembering(store, httplock.IdempotencyPayload(nil))},
+		"negative response":      {remembering(store, httplock.KeepResponseBody(-1))},
+		"immense response":       {remembering(store, httplock.KeepResponseBody(64<<20+1))},
+		"responses' cookies":     {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},
+		"a stream's responses":   {httplock.WithStreamBody(), remembering(store)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			m, err := build()
-			require.ErrorIs(t, err, core.ErrInvalidOption)
-			require.Nil(t, m)
-		})
+		requireMistake(what, guard, opts...)
 	}
 	for _, name := range []string{
-		"Authorization", "cookie", "PROXY-AUTHORIZATION", "Connection", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding",
+		"", "X A", "PROXY-AUTHORIZATION", "Connection", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding",
 		"Upgrade", "Proxy-Connection", "Content-Length", "Expect", "Host",
 	} {
-		_, err := httplock.New(guard, httplock.WithAllowedHeaders("X-Fine", name))
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		requireMistake(name, guard, httplock.WithAllowedHeaders("X-Fine", name))
 	}
 	for _, path := range []string{"", "tickets/", "/tickets", "//evil.example/", "/t/?a=1", "/t/#f", "/t >/", "ftp://h/t/", "http:///t/", "https://u@h/", "\x00/"} {
-		_, err := httplock.New(guard, httplock.WithStatusPath(path))
-		require.ErrorIs(t, err, core.ErrInvalidOption, path)
+		requireMistake(path, guard, httplock.WithStatusPath(path))
 	}
-	for _, path := range []string{"/", "/tickets/", "https://api.example.com/v1/tickets/"} {
-		_, err := httplock.New(guard, httplock.WithStatusPath(path))
-		require.NoError(t, err, path)
+	for _, status := range []int{0, 200, 399, 600} {
+		requireMistake(status, guard, httplock.WithRetryStatuses(503, status))
 	}
+	for _, host := range []string{"", "a b", "a/b", "ü", "user@host"} {
+		requireMistake(host, guard, httplock.WithReplayHost(host))
+	}
+	for _, opts := range [][]httplock.Option{
+		{httplock.WithStatusPath("/")},
+		{httplock.WithStatusPath("/tickets/")},
+		{httplock.WithStatusPath("https://api.example.com/v1/tickets/")},
+		{httplock.WithLockedSafeMethods(), httplock.WithLockedSafeMethods()},
+		{httplock.WithMaxBody(2 << 20), httplock.WithMaxWaitingBytes(2<<20 + 1)},
+		{httplock.WithAllowedHeaders("X-Shop-Pass")}, // another guard's list is its own
+	} {
+		newMiddleware(t, guard, opts...)
+	}
+	newMiddleware(t, b.Locker.Guard(core.RejectConflicts, core.Counted(1)), remembering(store, httplock.KeepResponseBody(0)))
 }
 
 func TestMistakes_PanicAtRegistration(t *testing.T) {

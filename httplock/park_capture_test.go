@@ -178,3 +178,10 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestStoredHeaders(t *testing.T) {
+	require.Equal(t, []string{
+		"Accept", "Accept-Language", "Content-Encoding", "Content-Type", "Idempotency-Key",
+		"If-Match", "If-Modified-Since", "If-None-Match", "If-Unmodified-Since", "Traceparent",
+	}, httplock.StoredHeaders())
+}

@@ -30,9 +30,7 @@ type parkingSite struct {
 func openParking(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
 	d := &parkingSite{Fixture: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
-	var err error
-	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
-	require.NoError(t, err)
+	d.queue = testbed.NewQueue(t, d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	d.guard = d.Locker.Guard(delayqueue.Policy(d.queue))
 	d.mux.Handle("/tickets/", httplock.TicketHandler(d.queue, anyone))
 	return d
@@ -51,13 +49,9 @@ func (d *parkingSite) perKey(opts ...httplock.Option) func(http.Handler) http.Ha
 // work starts a worker that is stopped with the test, or before.
 func (d *parkingSite) work(t *testing.T, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.mux, opts...),
+	w := testbed.Work(t, d.queue, d.Locker, httplock.Replay(d.mux, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.Logger()))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	stop = func() { assert.NoError(t, w.Stop(context.Background())) }
-	t.Cleanup(stop)
-	return stop
+	return func() { assert.NoError(t, w.Stop(context.Background())) }
 }
 
 // requireParked returns where the ticket is.

@@ -2,10 +2,13 @@ package httplock_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -128,31 +131,6 @@ func TestPrincipal_ThatCannotBeToldIsNotParked(t *testing.T) {
 	}
 }
 
-// An Authorization without a value is one too. The log says so once.
-func TestPrincipal_RequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
-	for _, value := range []string{"Bearer " + testbed.Secret, ""} {
-		d := openParking(t, redistest.Embedded(t))
-		ran := 0
-		d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(nobody, anybody))
-		r := post(t, testbed.OrderPath)
-		r.Header.Set("Authorization", value)
-		require.Equal(t, http.StatusOK, testbed.Do(d.mux, r).Status)
-		require.Empty(t, d.log.String())
-		d.Hold(t)
-		for range 2 {
-			testbed.RequireProblem(t, testbed.Do(d.mux, r), http.StatusConflict, "conflict", true)
-		}
-		d.requireNothingParked(t)
-		require.Equal(t, 1, ran)
-		log := d.log.String()
-		require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
-		require.Contains(t, log, "WithPrincipal")
-		require.Contains(t, log, "WithAnonymous")
-		require.NotContains(t, log, testbed.Secret)
-		requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
-	}
-}
-
 func TestPrincipal_AReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
@@ -231,5 +209,107 @@ func TestPrincipal_IsSaidAtConstruction(t *testing.T) {
 		}
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 		require.ErrorContains(t, err, test.want, name)
+	}
+}
+
+// credentialHeaders are those that every service has on its list.
+var credentialHeaders = []string{
+	"Authorization", "Proxy-Authorization", "Cookie", "Cookie2",
+	"X-Api-Key", "X-Auth-Token", "Api-Key", "X-Access-Token", "X-Amz-Security-Token", "X-Csrf-Token", "X-Xsrf-Token",
+	"Apikey", "X-Auth-Key", "X-Session-Token", "X-Id-Token", "X-Goog-Api-Key", "X-Functions-Key", "Ocp-Apim-Subscription-Key",
+	"Private-Token", "X-Vault-Token", "X-Forwarded-Access-Token", "Cf-Access-Jwt-Assertion", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data",
+	"Dpop", "Client-Cert", "X-Forwarded-Client-Cert", "X-Client-Cert", "X-Ssl-Client-Cert", "Ssl-Client-Cert",
+}
+
+// credentials are requests' ways to say who sends them, with the options of a service that knows all of them.
+func credentials() (carriers map[string]func(*http.Request), own httplock.Option) {
+	carriers = map[string]func(*http.Request){
+		"a certificate": func(r *http.Request) { r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}} },
+	}
+	for _, name := range append(credentialHeaders, "X-Shop-Pass") {
+		carriers[name] = func(r *http.Request) { r.Header.Set(name, testbed.Secret) }
+	}
+	return carriers, httplock.WithCredentialHeaders("x-shop-pass")
+}
+
+// Whoever guesses another's Idempotency-Key must not see the response: neither if the service can tell the two apart, nor if it
+// cannot and has not said that it does not matter.
+func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := b.Locker.Guard(core.RejectConflicts)
+	carriers, own := credentials()
+	store := httplock.WithIdempotency(newIdempotency(t, b))
+	said := &testbed.Log{}
+	sender := func(r *http.Request) (string, error) { return r.Header.Get("X-Sender"), nil }
+	for name, carry := range carriers {
+		var runs atomic.Int64
+		send := func(from string, whose httplock.Option) testbed.Answer {
+			r := withKey(t, testbed.OrderPath, `"`+name+`"`, "{}")
+			r.Header.Set("X-Sender", from)
+			carry(r)
+			return testbed.Do(guarded(guard, count(&runs, http.StatusOK), store, own, whose, httplock.WithLogger(said.Logger())), r)
+		}
+		testbed.RequireProblem(t, send("", httplock.WithPrincipal(sender)), http.StatusInternalServerError, "misconfigured", false)
+		require.Zero(t, runs.Load(), name)
+		alice := send("alice", httplock.WithPrincipal(sender))
+		require.Equal(t, "run 1", alice.Body, name)
+		require.Equal(t, "run 2", send("bob", httplock.WithPrincipal(sender)).Body, name)
+		requireReplayed(t, alice, send("alice", httplock.WithPrincipal(sender)))
+		anybodys := send("", httplock.WithAnonymous())
+		require.Equal(t, "run 3", anybodys.Body, name)
+		requireReplayed(t, anybodys, send("", httplock.WithAnonymous()))
+	}
+	require.Contains(t, said.String(), "the function of WithPrincipal returned no principal")
+	require.NotContains(t, said.String(), testbed.Secret)
+}
+
+// An Authorization without a value is one too. The log says once why nothing is parked.
+func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	carriers, own := credentials()
+	carriers["nothing"] = func(r *http.Request) { r.Header.Set("Authorization", "") }
+	for name, carry := range carriers {
+		for whose, opt := range map[string]httplock.Option{"not said": own, "known": httplock.WithPrincipal(nobody), "anybody": httplock.WithAnonymous()} {
+			parking, said := &testbed.Parking{}, &testbed.Log{} // which New cannot know to park
+			h := guarded(b.Locker.Guard(parking), http.HandlerFunc(ok), own, opt, httplock.WithLogger(said.Logger()))
+			send := func(target string) testbed.Answer {
+				r := post(t, target)
+				carry(r)
+				return testbed.Do(h, r)
+			}
+			require.Equal(t, http.StatusOK, send("/orders/free").Status, "who may is for the handler to say")
+			require.Empty(t, said.String())
+			if whose == "anybody" {
+				require.Equal(t, http.StatusAccepted, send(testbed.OrderPath).Status, name)
+				continue
+			}
+			for range 2 {
+				testbed.RequireProblem(t, send(testbed.OrderPath), http.StatusConflict, "conflict", true)
+			}
+			require.Empty(t, parking.Parked(), name)
+			require.Equal(t, 1, strings.Count(said.String(), "level=WARN"), said.String())
+			require.Contains(t, said.String(), "WithPrincipal")
+			require.Contains(t, said.String(), "WithAnonymous")
+			require.NotContains(t, said.String(), testbed.Secret)
+		}
+	}
+}
+
+func TestCredentials_AreNeverStored(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := b.Locker.Guard(core.RejectConflicts)
+	for _, name := range credentialHeaders {
+		_, err := httplock.New(guard, httplock.WithAllowedHeaders(name))
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		_, err = httplock.New(guard, remembering(newIdempotency(t, b), httplock.KeepResponseHeaders(name)))
+		require.ErrorIs(t, err, core.ErrInvalidOption, "a response's %s", name)
+		h := httplock.PerKey(guard, httplock.Header("k:", name))(mustNotRun(t))
+		r := post(t, "/")
+		r.Header.Set(name, "x")
+		testbed.RequireProblem(t, testbed.Do(h, r), http.StatusInternalServerError, "internal", false)
 	}
 }

@@ -98,11 +98,6 @@ func TestProblem_HandlersThatWriteNothing(t *testing.T) {
 	}
 	resp = testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithErrorHandler(partly)), http.MethodPost, testbed.OrderPath, "")
 	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
-
-	for _, opt := range []httplock.Option{httplock.WithConflictHandler(nil), httplock.WithErrorHandler(nil)} {
-		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts), opt)
-		require.ErrorIs(t, err, core.ErrInvalidOption)
-	}
 }
 
 func TestReceipts_AreNoProblem(t *testing.T) {

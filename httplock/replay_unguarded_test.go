@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -53,13 +52,9 @@ func (d *parkingSite) fill(t *testing.T, n int, opts ...httplock.Option) (locati
 func (d *parkingSite) replica(t *testing.T, h http.Handler, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
 	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
-	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(h, opts...),
+	w := testbed.Work(t, d.queue, locker, httplock.Replay(h, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
-	stop = sync.OnceFunc(func() { assert.NoError(t, w.Stop(context.Background())) })
-	t.Cleanup(stop)
-	return stop
+	return func() { assert.NoError(t, w.Stop(context.Background())) }
 }
 
 func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {

@@ -48,3 +48,13 @@ func TestTransport_RefusesOnlyWhatWouldWait(t *testing.T) {
 		})
 	}
 }
+
+// A key that is shared in front cannot be had exclusively: two of them would wait for one another. The log says so.
+func TestShared_InFrontOfExclusiveIsMisconfigured(t *testing.T) {
+	b, said := testbed.New(t, redistest.Embedded(t)), &testbed.Log{}
+	inner := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithLogger(said.Logger()))(mustNotRun(t))
+	h := guarded(b.Locker.Guard(core.RejectConflicts, core.Shared()), inner.ServeHTTP)
+	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
+	require.Contains(t, said.String(), "misconfigured")
+	require.Contains(t, said.String(), "take it exclusively in front")
+}

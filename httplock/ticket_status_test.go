@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"testing"
 	"time"
@@ -48,29 +49,18 @@ func TestResponse_RetryAfterFollowsTheHoldersLease(t *testing.T) {
 }
 
 func TestResponse_ParkedRequestIsAnsweredWith202(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := testbed.New(t, env)
-		b.Hold(t)
-		p := &testbed.Parking{}
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	guard := b.Locker.Guard(&testbed.Parking{})
+	resp := testbed.Call(t, guarded(guard, mustNotRun(t), httplock.WithStatusPath("/tickets/")), http.MethodPost, testbed.OrderPath, "{}")
+	require.Equal(t, "/tickets/"+testbed.TicketID, testbed.RequireParked(t, resp))
+	require.Equal(t, "1", resp.Header.Get("Retry-After"))
+	require.JSONEq(t, `{"id":"`+testbed.TicketID+`","state":"queued","expires_at":"2027-01-15T08:00:00.123Z"}`, resp.Body)
 
-		resp := testbed.Call(t, guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithStatusPath("/tickets/")),
-			http.MethodPost, testbed.OrderPath, "{}")
-		content := resp.Body
-		require.Equal(t, http.StatusAccepted, resp.Status)
-		require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
-		require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
-		require.Equal(t, "1", resp.Header.Get("Retry-After"))
-		require.Equal(t, "/tickets/"+testbed.TicketID, resp.Header.Get("Location"))
-		require.Equal(t, "</tickets/"+testbed.TicketID+`>; rel="status"`, resp.Header.Get("Link"))
-		require.JSONEq(t, `{"id":"`+testbed.TicketID+`","state":"queued","expires_at":"2027-01-15T08:00:00.123Z"}`, content)
-		testbed.RequireNoSecret(t, resp)
-		require.Len(t, p.Parked(), 1)
-
-		resp = testbed.Call(t, guarded(b.Locker.Guard(p), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "{}")
-		require.Equal(t, http.StatusAccepted, resp.Status)
-		require.NotContains(t, resp.Header, "Location", "off until mounted")
-		require.NotContains(t, resp.Header, "Link")
-	})
+	resp = testbed.Call(t, guarded(guard, mustNotRun(t)), http.MethodPost, testbed.OrderPath, "{}")
+	require.Equal(t, http.StatusAccepted, resp.Status)
+	require.NotContains(t, resp.Header, "Location", "off until mounted")
+	require.NotContains(t, resp.Header, "Link")
 }
 
 func TestPolicy_ErrorsHaveTheirStatus(t *testing.T) {
@@ -140,3 +130,22 @@ func TestResponse_AStatusAloneIsAResponseThatWasBegun(t *testing.T) {
 	require.Equal(t, http.StatusCreated, resp.Status)
 	require.Empty(t, resp.Body)
 }
+
+func TestWaiting_ServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	h := guarded(b.Locker.Guard(testbed.Patient{}), mustNotRun(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	testbed.RequireProblem(t, testbed.Do(h, testbed.Request(t, http.MethodPost, testbed.OrderPath, "").WithContext(ctx)), http.StatusServiceUnavailable, "timeout", true)
+}
+
+// readerThat is an empty body that does something when it is read.
+type readerThat func()
+
+func (f readerThat) Read([]byte) (int, error) {
+	f()
+	return 0, io.EOF
+}
+
+func (readerThat) Close() error { return nil }

@@ -2,11 +2,15 @@ package httplock_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"path"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -14,6 +18,8 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
@@ -264,4 +270,259 @@ func TestTicket_IsMountedAnywhere(t *testing.T) {
 			testbed.RequireProblem(t, resp, http.StatusConflict, "ticket-ended", false)
 		})
 	}
+}
+
+// get asks for a ticket, with a preference.
+func get(ctx context.Context, h http.Handler, path, prefer string) *httptest.ResponseRecorder {
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	if prefer != "" {
+		r.Header.Set("Prefer", prefer)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func TestTicket_WaitsAsItsClientPrefers(t *testing.T) {
+	for _, test := range []struct {
+		prefer  string
+		applied string
+		ended   bool          // before it was asked for
+		ends    time.Duration // 0: never
+		took    time.Duration
+		status  int
+	}{
+		{prefer: "", took: 0, status: http.StatusOK},
+		{prefer: "respond-async", took: 0, status: http.StatusOK},
+		{prefer: "wait=junk", took: 0, status: http.StatusOK},
+		{prefer: "wait=0", took: 0, status: http.StatusOK},
+		{prefer: "wait=5", ended: true, took: 0, status: http.StatusSeeOther},
+		{prefer: "wait=5", applied: "wait=5", took: 5 * time.Second, status: http.StatusOK},
+		{prefer: "wait=5", applied: "wait=5", ends: 2 * time.Second, took: 2 * time.Second, status: http.StatusSeeOther},
+		{prefer: "wait=86400", applied: "wait=30", took: 30 * time.Second, status: http.StatusOK},
+	} {
+		t.Run(fmt.Sprint(test.prefer, " ", test.ends, test.ended), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := &fakeQueue{state: delayqueue.StateRunning, then: make(chan delayqueue.State, 1)}
+				if test.ended {
+					q.state = delayqueue.StateDone
+				}
+				if test.ends > 0 {
+					time.AfterFunc(test.ends, func() { q.then <- delayqueue.StateDone })
+				}
+				began := time.Now()
+				w := get(t.Context(), httplock.TicketsOver(q, anyone), ticketPath, test.prefer)
+				require.Equal(t, test.took, time.Since(began))
+				require.Equal(t, test.status, w.Code)
+				require.Equal(t, test.applied, w.Header().Get("Preference-Applied"))
+				require.Equal(t, "Prefer", w.Header().Get("Vary"))
+			})
+		})
+	}
+}
+
+func TestTicket_ThatHasEndedOrIsNotTheClientsIsNotWaitedFor(t *testing.T) {
+	for _, state := range []delayqueue.State{"", delayqueue.StateDone, delayqueue.StateDead} {
+		q := &fakeQueue{state: state}
+		get(t.Context(), httplock.TicketsOver(q, anyone), ticketPath, "wait=30")
+		require.Zero(t, q.waits, state)
+	}
+	q := &fakeQueue{state: delayqueue.StateRunning}
+	w := get(t.Context(), httplock.TicketsOver(q, func(*http.Request, delayqueue.Status) bool { return false }), ticketPath, "wait=30")
+	require.Equal(t, http.StatusNotFound, w.Code)
+	require.Zero(t, q.waits)
+}
+
+// A client that has left is not waited for.
+func TestTicket_WhoseClientLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		get(ctx, httplock.TicketsOver(&fakeQueue{state: delayqueue.StateQueued}, anyone), ticketPath, "wait=30")
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+// A server that shuts down keeps nobody waiting, over HTTP/1.1 and HTTP/2; another one that has the same handler
+// does. The worker has all of the time that is left. It is long since it is one story.
+func TestTicket_WaitsEndWhenTheServerShutsDown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openParking(t, env)
+		release := d.Hold(t)
+		defer release()
+		d.handle(mustNotRun(t))
+		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
+		waiting := make(chan struct{}, 1000)
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			waiting <- struct{}{}
+			d.mux.ServeHTTP(w, r)
+		})
+		type answer struct {
+			testbed.Answer
+			err error
+		}
+		const clients = 30
+		wait := func(srv *httptest.Server) <-chan answer {
+			answers := make(chan answer, clients)
+			first, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+"/tickets/", ""))
+			require.NoError(t, err)
+			require.Equal(t, http.StatusMethodNotAllowed, first.Status)
+			<-waiting
+			for range clients {
+				r := testbed.ToServer(t.Context(), t, srv.URL+location, "")
+				r.Method = http.MethodGet
+				r.Header.Set("Prefer", "wait=30")
+				go func() {
+					resp, err := testbed.Send(srv.Client(), r)
+					answers <- answer{resp, err}
+				}()
+			}
+			for range clients {
+				<-waiting
+			}
+			return answers
+		}
+		stays := httptest.NewServer(h)
+		defer stays.Close()
+		others := wait(stays)
+		for _, http2 := range []bool{false, true} {
+			srv := httptest.NewUnstartedServer(h)
+			srv.EnableHTTP2 = http2
+			srv.StartTLS()
+			answers := wait(srv)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // net/http gives a new connection 5 s
+			require.NoError(t, srv.Config.Shutdown(ctx))
+			cancel()
+			for range clients {
+				got := <-answers
+				require.NoError(t, got.err)
+				require.Equal(t, http.StatusOK, got.Status)
+				require.Contains(t, got.Body, `"queued"`)
+			}
+			srv.Close()
+		}
+		require.Empty(t, others)
+		require.NoError(t, d.queue.Cancel(t.Context(), strings.TrimPrefix(location, "/tickets/")))
+		for range clients {
+			require.Contains(t, (<-others).Body, `"cancelled"`)
+		}
+	})
+}
+
+// The answer comes with the end, over HTTP and Redis.
+func TestTicket_IsAnsweredWhenTheReplayEnds(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openParking(t, env)
+		release := d.Hold(t)
+		ended := make(chan time.Time, 1)
+		d.handle(func(w http.ResponseWriter, _ *http.Request) {
+			time.Sleep(800 * time.Millisecond)
+			w.WriteHeader(http.StatusTeapot)
+			ended <- time.Now()
+		})
+		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
+		answered := make(chan *httptest.ResponseRecorder, 1)
+		go func() { answered <- get(t.Context(), d.mux, location, "wait=30") }()
+		d.work(t)
+		release()
+		w := <-answered
+		require.Less(t, time.Since(<-ended), 25*time.Second, "not with the end of its wait")
+		require.Equal(t, http.StatusSeeOther, w.Code)
+		require.Equal(t, "wait=30", w.Header().Get("Preference-Applied"))
+	})
+}
+
+// saves is a service that coalesces saves, and shows tickets to those whose they are.
+type saves struct{ *parkingSite }
+
+func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves {
+	t.Helper()
+	s := &saves{parkingSite: openParking(t, env)}
+	s.guard = s.Locker.Guard(delayqueue.Coalesce(s.queue))
+	s.mux = http.NewServeMux()
+	s.mux.Handle("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, st delayqueue.Status) bool {
+		return st.Principal == r.Header.Get("User")
+	}))
+	s.handle(mustNotRun(t), opts...)
+	return s
+}
+
+func byUser() httplock.Option {
+	return sentBy(func(r *http.Request) (string, error) { return r.Header.Get("User"), nil },
+		func(*http.Request, string) error { return nil })
+}
+
+// save sends a save, and returns its answer.
+func (s *saves) save(t *testing.T, user, key, body string) testbed.Answer {
+	t.Helper()
+	r := testbed.Request(t, http.MethodPut, "/orders/7", body)
+	r.Header.Set("User", user)
+	if key != "" {
+		r.Header.Set("Idempotency-Key", `"`+key+`"`)
+	}
+	return testbed.Do(s.mux, r)
+}
+
+// ticket is what a user sees of a ticket.
+func (s *saves) ticket(t *testing.T, user, location string) (status int, state, by string) {
+	t.Helper()
+	r := testbed.Request(t, http.MethodGet, location, "")
+	r.Header.Set("User", user)
+	resp := testbed.Do(s.mux, r)
+	var doc struct {
+		State        string
+		SupersededBy string `json:"superseded_by"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(resp.Body), &doc))
+	return resp.Status, doc.State, doc.SupersededBy
+}
+
+func (s *saves) hold(t *testing.T) *core.Lease {
+	t.Helper()
+	lease, err := s.Locker.TryAcquire(t.Context(), "order:7", core.LeaseTTL(time.Minute))
+	require.NoError(t, err)
+	return lease
+}
+
+func TestCoalesce_ATicketNamesItsSuccessorToItsOwnerAlone(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		store, err := idempotency.New(redistest.Client(t, env.Client(t).Options()), idempotency.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		s := openSaves(t, env, byUser(), httplock.WithIdempotency(store))
+		lease := s.hold(t)
+		first := requireParked(t, s.save(t, "alice", "k1", "1"))
+		second := requireParked(t, s.save(t, "alice", "k2", "2"))
+		other := requireParked(t, s.save(t, "bob", "", "3"))
+		require.Equal(t, first, requireParked(t, s.save(t, "alice", "k1", "1")), "it is the old ticket")
+		status, state, by := s.ticket(t, "alice", first)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, "superseded", state)
+		require.Equal(t, path.Base(second), by)
+		status, _, by = s.ticket(t, "bob", first)
+		require.Equal(t, http.StatusNotFound, status)
+		require.Empty(t, by)
+		_, state, _ = s.ticket(t, "alice", second)
+		require.Equal(t, "queued", state, "neither bob's nor the one that was sent again replaced it")
+		_, state, _ = s.ticket(t, "bob", other)
+		require.Equal(t, "queued", state)
+
+		r := testbed.Request(t, http.MethodDelete, first, "")
+		r.Header.Set("User", "alice")
+		testbed.RequireProblem(t, testbed.Do(s.mux, r), http.StatusConflict, "ticket-ended", false)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+// Whoever replaced a request that has no principal may be anybody.
+func TestCoalesce_AnAnonymousTicketNamesNobody(t *testing.T) {
+	env := redistest.Embedded(t)
+	s := openSaves(t, env)
+	lease := s.hold(t)
+	first := requireParked(t, s.save(t, "", "", "1"))
+	requireParked(t, s.save(t, "", "", "2"))
+	_, state, by := s.ticket(t, "", first)
+	require.Equal(t, "superseded", state)
+	require.Empty(t, by)
+	require.NoError(t, lease.Release(t.Context()))
 }

@@ -168,26 +168,6 @@ func TestBody_IsInMemoryOnce(t *testing.T) {
 	require.Zero(t, httplock.WaitingBytes())
 }
 
-func TestWaitingOptions_AreChecked(t *testing.T) {
-	t.Parallel()
-	b := testbed.New(t, redistest.Embedded(t))
-	guard := b.Locker.Guard(core.RejectConflicts)
-	everybody := httplock.WithPrincipal(nobody)
-	for _, opts := range [][]httplock.Option{
-		{httplock.WithMaxWaitingBytes(0)},
-		{httplock.WithMaxWaitingBytes(1<<40 + 1)},
-		{httplock.WithMaxWaitingBytes(50 << 20), httplock.WithMaxBody(50 << 20)},
-		{httplock.WithReadAhead(50 << 20), httplock.WithMaxWaitingBytes(50 << 20)},
-		{httplock.WithMaxWaitersPerPrincipal(0), everybody},
-		{httplock.WithMaxWaitersPerPrincipal(1)},
-	} {
-		_, err := httplock.New(guard, opts...)
-		require.ErrorIs(t, err, core.ErrInvalidOption)
-	}
-	_, err := httplock.New(guard, httplock.WithMaxBody(2<<20), httplock.WithMaxWaitingBytes(2<<20+1))
-	require.NoError(t, err)
-}
-
 // A principal that cannot be told is refused, before anything else.
 func TestWaiters_WithoutAPrincipal(t *testing.T) {
 	t.Parallel()

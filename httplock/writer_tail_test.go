@@ -484,3 +484,16 @@ func TestTail_FilesAreNotCopied(t *testing.T) {
 	require.Equal(t, content, resp.Body)
 	require.GreaterOrEqual(t, l.sent.Load(), int64(len(content)-4<<10))
 }
+
+func TestPush_SaysWhatTheServerCannot(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	url, client := testbed.Serve(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
+		pusher, able := w.(http.Pusher)
+		if assert.True(t, able) {
+			assert.ErrorIs(t, pusher.Push("/x", nil), http.ErrNotSupported)
+		}
+	}))
+	resp, err := testbed.Send(client, testbed.ToServer(t.Context(), t, url+testbed.OrderPath, ""))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, resp.Status)
+}
