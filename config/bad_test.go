@@ -1,9 +1,12 @@
 package config_test
 
 import (
+	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -59,14 +62,8 @@ func TestProblems_EachHasItsPlace(t *testing.T) {
 	require.GreaterOrEqual(t, len(cases), 40)
 	var golden strings.Builder
 	for _, c := range cases {
-		var got []string
 		_, err := config.ParseIn("f.yaml", []byte(c.file), environment)
-		var e *config.Error
-		if assert.ErrorAs(t, err, &e, c.name) {
-			for _, p := range e.Problems {
-				got = append(got, p.String())
-			}
-		}
+		got := placed(t, err)
 		golden.WriteString("=== " + c.name)
 		if c.schema {
 			golden.WriteString(" +schema")
@@ -101,4 +98,47 @@ func TestError_ListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 
 	_, err = config.ParseIn("f.yaml", []byte("prefix: {}\n"), nil)
 	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: expected a single value, got a mapping; text with a colon or braces needs quotes")
+}
+
+// Package strictyaml bounds what a document costs; this is what is looked for in one.
+func TestParse_HostileFiles(t *testing.T) {
+	numbered := func(n int, format string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	long := strings.Repeat("n", 42)
+	for name, file := range map[string]string{
+		"tags in one line":    strings.Repeat("- !t ", 61_000),
+		"braces":              strings.Repeat("{", 97_000),
+		"unknown names":       numbered(4000, "name%d:\n"),
+		"unknown fields":      "guards: {g: {" + numbered(1990, "n%d: 1, ") + "}}",
+		"unknown guards":      "guards: {" + numbered(700, long+"%d: {}, ") + "}\nroutes:\n" + numbered(1400, "  POST /%[1]d: "+long+"x%[1]d\n"),
+		"unknown queues":      "queues: {" + numbered(700, long+"%d: {}, ") + "}\nguards:\n" + numbered(290, "  g%[1]d: {on_conflict: {policy: delay, queue: "+long+"x%[1]d}}\n"),
+		"unknown policies":    "guards:\n" + numbered(800, "  g%d: {on_conflict: [rety]}\n"),
+		"the same route":      "routes:\n" + numbered(1900, "  POST /{a%d}: {}\n"),
+		"headers":             "defaults: {allow_headers: [" + numbered(1900, "X-%d, ") + "], credential_headers: [" + numbered(1900, "X-%d, ") + "]}",
+		"wrong headers":       "defaults: {allow_headers: [" + numbered(3900, "a b%d, ") + "]}",
+		"no principal":        "defaults: {max_waiters_per_principal: 1}\nguards: {" + numbered(700, "g%d: {}, ") + "}\nroutes:\n" + numbered(1390, "  POST /%[1]d: g%[1]d\n"),
+		"a long key":          "guards: {g: {key: '" + strings.Repeat("{", 200_000) + "'}}",
+		"a key with mistakes": "guards: {g: {key: '" + strings.Repeat("{x}", 60_000) + "'}}",
+		"a long route":        "routes: {'POST /" + strings.Repeat(":a/", 60_000) + "': {key: k}}",
+		"references":          "redis: {url: '" + strings.Repeat("${A}", 60_000) + "'}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := time.Now()
+			_, err := config.ParseIn("f.yaml", []byte(file), nil)
+			text := fmt.Sprint(err)
+			took := time.Since(start)
+			runtime.ReadMemStats(&after)
+			assert.Error(t, err)
+			assert.Less(t, len(text), 1<<20)
+			assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)>>20, uint64(100), "MB allocated in all")
+			assert.Less(t, took, time.Minute, "at most 0.5 s on an idle machine; minutes without the bounds")
+		})
+	}
 }

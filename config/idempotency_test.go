@@ -114,12 +114,3 @@ routes:
 		requireRuns(2, "the header is the handler's")
 	})
 }
-
-func TestIdempotency_APrincipalThatNobodyGaveIsAProblem(t *testing.T) {
-	t.Parallel()
-	f := load(t, redistest.Embedded(t), "routes:\n  POST /x: {key: k, fixed_key: true, principal: user, idempotency: {}}\n")
-	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
-		func(*http.Request, string) error { return nil }))
-	assert.EqualError(t, err, `config: perkey.yaml:4:49: routes."POST /x".principal: `+
-		`no option of Build has the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`)
-}

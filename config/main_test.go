@@ -50,6 +50,22 @@ func build(t testing.TB, env *redistest.Env, file string, opts ...config.Option)
 	return rt
 }
 
+// as is WithPrincipal of a function that knows one principal, which may always go on.
+func as(name, principal string) config.Option {
+	return config.WithPrincipal(name, func(*http.Request) (string, error) { return principal, nil }, func(*http.Request, string) error { return nil })
+}
+
+// placed are an error's problems, with their places.
+func placed(t *testing.T, err error) (problems []string) {
+	t.Helper()
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	for _, p := range e.Problems {
+		problems = append(problems, p.String())
+	}
+	return problems
+}
+
 // service is an HTTP server with one route, whose handler says when it runs and waits until it may go on.
 type service struct {
 	http.Handler

@@ -203,7 +203,7 @@ routes: {"POST /orders/:id": pay}
 	variables := map[string]string{"K1": sealingKey, "K2": strings.Replace(sealingKey, sealingKey[:4], "AAAA", 1)}
 	parse := func(current, keys string) (*config.File, error) {
 		text := strings.Replace(strings.Replace(file, "%", current, 1), "%", keys, 1)
-		return config.ParseIn("f.yaml", []byte("redis: {addresses: ['"+env.Addr+"']}\nprefix: "+env.Prefix+text), variables)
+		return config.ParseIn("f.yaml", []byte(redisOf(env)+text), variables)
 	}
 	f, err := parse("k1", "k1: {env: K1}")
 	require.NoError(t, err)

@@ -39,12 +39,7 @@ routes:
 `
 )
 
-func principals() []config.Option {
-	as := func(name string) config.Option {
-		return config.WithPrincipal(name, func(*http.Request) (string, error) { return "u1", nil }, func(*http.Request, string) error { return nil })
-	}
-	return []config.Option{as("users"), as("merchants")}
-}
+func principals() []config.Option { return []config.Option{as("users", "u1"), as("merchants", "u1")} }
 
 // problems are those of a reload, without lines: the places of two files may differ.
 func problems(t *testing.T, err error) string {

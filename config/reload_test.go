@@ -6,10 +6,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -19,6 +22,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // versions of one file: what happens to a held key differs, and how long it may.
@@ -165,11 +169,9 @@ routes:
 func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	users := config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
-	merchants := config.WithPrincipal("merchants", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
-	rt := build(t, env, fixed, users, merchants)
+	rt := build(t, env, fixed, principals()...)
 	in := rt.File()
-	start := "redis: {addresses: ['" + env.Addr + "']}\nprefix: " + env.Prefix + "\n"
+	start := redisOf(env)
 	for queue, job := range map[string]delayqueue.Job{
 		"later": {Name: "POST /b"}, "empty": {Name: "elsewhere"},
 	} {
@@ -232,13 +234,9 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 		require.NotEqual(t, start+fixed[1:], file, c.name)
 		f, err := config.ParseIn("new.yaml", []byte(file), environment)
 		require.NoError(t, err, c.name)
-		var e *config.Error
-		if !assert.ErrorAs(t, rt.Reload(f), &e, c.name) {
-			continue
-		}
-		var got []string
-		for _, p := range e.Problems {
-			got = append(got, strings.TrimPrefix(p.String(), "new.yaml:"))
+		got := placed(t, rt.Reload(f))
+		for i := range got {
+			got[i] = strings.TrimPrefix(got[i], "new.yaml:")
 		}
 		assert.Equal(t, c.problems, got, c.name)
 		assert.Same(t, in, rt.File(), c.name)
@@ -249,7 +247,7 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 func TestReload_TakesWhatItCan(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	rt := build(t, env, fixed, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
+	rt := build(t, env, fixed, principals()...)
 	file := "unguard: [POST /d]" + fixed
 	for _, c := range [][2]string{
 		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB, max_bytes: 9MiB, max_bytes_per_key: 2MiB, max_bytes_per_principal: 2MiB"},
@@ -291,4 +289,108 @@ func TestReload_BesideLookups(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// watched is a file of a Runtime that looks at it.
+type watched struct {
+	*config.Runtime
+
+	t    *testing.T
+	path string
+	head string
+	logs testbed.Log
+}
+
+func newWatched(t *testing.T, file string, opts ...config.Option) *watched {
+	t.Helper()
+	env := redistest.Embedded(t)
+	w := &watched{t: t, path: filepath.Join(t.TempDir(), "perkey.yaml"), head: redisOf(env)}
+	w.write(file)
+	f, err := config.Load(w.path)
+	require.NoError(t, err)
+	w.Runtime, err = config.Build(f, append(opts, config.WithLogger(w.logs.Logger()))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = w.Close() })
+	return w
+}
+
+func (w *watched) write(rest string) {
+	w.t.Helper()
+	require.NoError(w.t, os.WriteFile(w.path, []byte(w.head+rest), 0o600))
+}
+
+func (w *watched) has(guard string) bool { return w.HasGuard(guard) }
+
+func TestWatch_TakesAFileThatIsTheSameTwice(t *testing.T) {
+	t.Parallel()
+	w := newWatched(t, "guards: {first: {}}\n")
+	look := w.Watcher(w.path)
+	ctx := t.Context()
+	look(ctx)
+	look(ctx)
+	assert.Empty(t, w.logs.String(), "the file in force is not loaded again")
+
+	w.write("guards: {half: {}}\n")
+	look(ctx)
+	assert.False(t, w.has("half"), "it may not be whole")
+	w.write("guards: {half: {}, whole: {}}\n")
+	look(ctx)
+	assert.False(t, w.has("half"), "it was not")
+	look(ctx)
+	assert.True(t, w.has("whole"))
+	assert.Equal(t, 1, strings.Count(w.logs.String(), "config: reloaded"))
+
+	for _, bad := range []string{"guards: {half: {tll: 5s}}\n", "redis: {}\n", "guards: ["} {
+		w.write(bad)
+		for range 4 {
+			look(ctx)
+		}
+		assert.True(t, w.has("whole"), "the old one stays in force")
+	}
+	assert.Equal(t, 3, strings.Count(w.logs.String(), "level=ERROR"), "each is told once")
+	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: unknown field; did you mean \"ttl\"?`)
+
+	require.NoError(t, os.Remove(w.path))
+	for range 4 {
+		look(ctx)
+	}
+	assert.Equal(t, 4, strings.Count(w.logs.String(), "level=ERROR"), "so is that it is gone")
+	assert.True(t, w.has("whole"))
+
+	w.write("guards: {again: {}}\n")
+	look(ctx)
+	look(ctx)
+	assert.True(t, w.has("again"))
+}
+
+func TestWatch_SeesAFileInThePlaceOfAnother(t *testing.T) {
+	t.Parallel()
+	w := newWatched(t, "guards: {first: {}}\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.Watch(ctx, w.path, time.Millisecond)
+	}()
+	// As Kubernetes does: the name is a link, and the link is replaced.
+	next := filepath.Join(t.TempDir(), "next.yaml")
+	require.NoError(t, os.WriteFile(next, []byte(w.head+"guards: {second: {}}\n"), 0o600))
+	link := filepath.Join(filepath.Dir(w.path), "link")
+	require.NoError(t, os.Symlink(next, link))
+	require.NoError(t, os.Rename(link, w.path))
+	redistest.Eventually(t, func() bool { return w.has("second") }, "the new file in force")
+	cancel()
+	<-done
+}
+
+func TestWatch_EndsWithTheRuntime(t *testing.T) {
+	t.Parallel()
+	w := newWatched(t, "guards: {first: {}}\n")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.Watch(context.Background(), w.path, 0)
+	}()
+	require.NoError(t, w.Close())
+	<-done
 }

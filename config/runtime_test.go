@@ -198,7 +198,7 @@ routes:
   POST /parked: parked
   POST /large: large
   POST /credentials: credentials
-`, config.WithPrincipal("nobody", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
+`, as("nobody", ""))
 		releasePark := hold(t, rt, "park:s1")
 		s := serve(rt, "/parked")
 		parked := s.do(request("POST", "/parked", "X-Shop: s1", "Authorization: x"))
@@ -238,10 +238,6 @@ func (r *slowReader) Read(p []byte) (int, error) {
 func TestPrincipals_AreThoseOfTheirNames(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	as := func(name string) config.Option {
-		return config.WithPrincipal(name, func(*http.Request) (string, error) { return name + "-1", nil },
-			func(*http.Request, string) error { return nil })
-	}
 	rt := build(t, env, `
 defaults: {principal: users, on_conflict: {policy: delay, queue: q}}
 queues: {q: {}}
@@ -249,7 +245,7 @@ routes:
   POST /a: {key: a, fixed_key: true}
   POST /b: {key: b, fixed_key: true, principal: merchants}
   POST /c: {key: c, fixed_key: true, anonymous: true}
-`, as("users"), as("merchants"))
+`, as("users", "users-1"), as("merchants", "merchants-1"))
 	for path, principal := range map[string]string{"/a": "users-1", "/b": "merchants-1", "/c": ""} {
 		release := hold(t, rt, path[1:])
 		w := serve(rt, path).do(request("POST", path, "Authorization: x"))
@@ -268,24 +264,22 @@ func TestBuild_NamesThatNobodyGaveAreProblems(t *testing.T) {
 defaults: {principal: users}
 guards:
   a: {key: "{ctx.user}|{ctx.tenant}|{{ctx.none}}", skip: insider}
+  waiters: {key: k, fixed_key: true, principal: user, max_waiters_per_principal: 2}
+  responses: {key: k, fixed_key: true, principal: user, idempotency: {}}
 routes:
   POST /x: {key: "k:{ctx.usr}", principal: merchants}
 `)
 	never := func(context.Context) (string, bool) { return "", false }
 	_, err := config.Build(f, config.WithValue("tenant", never), config.WithSkip("insiders", func(*http.Request) bool { return false }))
-	var e *config.Error
-	require.ErrorAs(t, err, &e)
-	var got []string
-	for _, p := range e.Problems {
-		got = append(got, p.String())
-	}
 	assert.Equal(t, []string{
 		`perkey.yaml:4:23: defaults.principal: no option of Build has the name "users"; expected config.WithPrincipal("users", …)`,
 		`perkey.yaml:6:12: guards.a.key: no option of Build has the name "user"; expected config.WithValue("user", …)`,
 		`perkey.yaml:6:58: guards.a.skip: no option of Build has the name "insider"; expected config.WithSkip("insider", …); did you mean "insiders"?`,
-		`perkey.yaml:8:18: routes."POST /x".key: no option of Build has the name "usr"; expected config.WithValue("usr", …)`,
-		`perkey.yaml:8:44: routes."POST /x".principal: no option of Build has the name "merchants"; expected config.WithPrincipal("merchants", …)`,
-	}, got)
+		`perkey.yaml:7:49: guards.waiters.principal: no option of Build has the name "user"; expected config.WithPrincipal("user", …)`,
+		`perkey.yaml:8:51: guards.responses.principal: no option of Build has the name "user"; expected config.WithPrincipal("user", …)`,
+		`perkey.yaml:10:18: routes."POST /x".key: no option of Build has the name "usr"; expected config.WithValue("usr", …)`,
+		`perkey.yaml:10:44: routes."POST /x".principal: no option of Build has the name "merchants"; expected config.WithPrincipal("merchants", …)`,
+	}, placed(t, err))
 }
 
 func TestBuild_WrongOptionsAreInvalidOptions(t *testing.T) {
@@ -422,4 +416,63 @@ func TestRuntime_UnknownNames(t *testing.T) {
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
 	_, err = rt.Worker("later", nil)
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+func TestWaiting_IsBoundedAsTheFileSays(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rt := build(t, env, `
+defaults: {max_waiters_per_principal: 1, on_conflict: {policy: retry, max_wait: 1m}}
+guards:
+  own: {key: all, fixed_key: true, principal: users}
+  keys: {key: all, fixed_key: true, principal: users, idempotency: {}}
+  tasks: {key: k, fixed_key: true} # which come from nobody
+routes: {POST /own: own, POST /keys: keys}
+asynq: {t: tasks}
+`, config.WithPrincipal("users", func(r *http.Request) (string, error) {
+			user := r.Header.Get("Authorization")
+			if user == "eve" {
+				return "", errors.New("who?")
+			}
+			return user, nil
+		}, func(*http.Request, string) error { return nil }))
+		for _, path := range []string{"/own", "/keys"} {
+			release := hold(t, rt, "all")
+			s := serve(rt, path)
+			waited := make(chan int, 1)
+			go func() { waited <- s.do(request("POST", path, "Authorization: ann")).Code }()
+			redistest.Eventually(t, func() bool { return waiting(t, rt, "all") }, "it waits")
+			again := s.do(request("POST", path, "Authorization: ann"))
+			assert.Equal(t, http.StatusTooManyRequests, again.Code, path)
+			assert.Contains(t, again.Body.String(), "principal-waiting-full")
+			assert.Equal(t, http.StatusInternalServerError, s.do(request("POST", path, "Authorization: eve")).Code, path)
+			release()
+			<-s.running
+			s.goOn <- struct{}{}
+			assert.Equal(t, http.StatusOK, <-waited)
+		}
+	})
+}
+
+// It is not parallel: the bound is the process's.
+func TestWaiting_BytesAreBoundedAsTheFileSays(t *testing.T) {
+	rt := build(t, redistest.Embedded(t), `
+defaults: {max_waiting_bytes: 64MiB, on_conflict: {policy: retry, max_wait: 1m}}
+routes: {POST /x: {key: all, fixed_key: true, max_body: 1536KiB, max_waiting_bytes: 2MiB}, POST /y: {key: other, fixed_key: true}}
+`)
+	release := hold(t, rt, "all")
+	post := func(s *service, path string) int {
+		r := request("POST", path)
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat("x", 1<<20))), 1<<20
+		return s.do(r).Code
+	}
+	x, y := serve(rt, "/x"), serve(rt, "/y")
+	waited := make(chan int, 1)
+	go func() { waited <- post(x, "/x") }()
+	redistest.Eventually(t, func() bool { return waiting(t, rt, "all") }, "it waits")
+	assert.Equal(t, http.StatusServiceUnavailable, post(x, "/x"))
+	y.goOn <- struct{}{}
+	assert.Equal(t, http.StatusOK, post(y, "/y"), "by the defaults there is room")
+	release()
+	x.goOn <- struct{}{}
+	assert.Equal(t, http.StatusOK, <-waited)
 }
