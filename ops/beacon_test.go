@@ -6,11 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -226,27 +225,20 @@ func TestBeacon_RefusesWhatCannotBe(t *testing.T) {
 		many[i] = locker
 	}
 	var none *redis.Client
-	for name, start := range map[string]func() (*ops.Beacon, error){
-		"no client":        func() (*ops.Beacon, error) { return ops.StartBeacon(none, recorder, locker) },
-		"no recorder":      func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, nil, locker) },
-		"no locker":        func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, nil) },
-		"a nil option":     func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, nil) },
-		"a nil worker":     func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(nil)) },
-		"a nil locker":     func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithLockers(nil)) },
-		"too many lockers": func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithLockers(many...)) },
-		"too often": func() (*ops.Beacon, error) {
-			return ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Millisecond))
-		},
-		"too seldom": func() (*ops.Beacon, error) {
-			return ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Hour))
-		},
-		"no logger":         func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithLogger(nil)) },
-		"no service":        func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithService("")) },
-		"a service of junk": func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithService("\xff")) },
-	} {
-		b, err := start()
+	refused := func(name string, rdb redis.UniversalClient, r *ops.Recorder, l *core.Locker, opts ...ops.BeaconOption) {
+		b, err := ops.StartBeacon(rdb, r, l, opts...)
 		assert.ErrorIs(t, err, core.ErrInvalidOption, name)
 		assert.Nil(t, b, name)
+	}
+	refused("no client", none, recorder, locker)
+	refused("no recorder", rdb, nil, locker)
+	refused("no locker", rdb, recorder, nil)
+	for name, opt := range map[string]ops.BeaconOption{
+		"a nil option": nil, "a nil worker": ops.WithWorkers(nil), "a nil locker": ops.WithLockers(nil), "too many lockers": ops.WithLockers(many...),
+		"too often": ops.WithInterval(time.Millisecond), "too seldom": ops.WithInterval(time.Hour),
+		"no logger": ops.WithLogger(nil), "no service": ops.WithService(""), "a service of junk": ops.WithService("\xff"),
+	} {
+		refused(name, rdb, recorder, locker, opt)
 	}
 	_, err := ops.ReadFleet(t.Context(), none, "")
 	require.ErrorIs(t, err, core.ErrInvalidOption)
@@ -256,33 +248,13 @@ func TestBeacon_RefusesWhatCannotBe(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrUnavailable)
 }
 
-// journal is a log in memory.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) lines() []string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return strings.Split(strings.TrimSpace(j.text.String()), "\n")
-}
-
-var _ io.Writer = (*journal)(nil)
-
 func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		proxy := redistest.NewProxy(t, env.Addr)
 		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
-		var log journal
+		log := &testbed.Log{}
 		locker := newLocker(t, env)
-		startBeacon(t, rdb, ops.NewRecorder(), locker, ops.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		startBeacon(t, rdb, ops.NewRecorder(), locker, ops.WithLogger(log.Logger()))
 		tells(t, env, func(ops.Process) bool { return true }, "it is told")
 		proxy.Refuse(true)
 		before, start := proxy.Accepted(), time.Now()
@@ -291,9 +263,8 @@ func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
 		assert.Empty(t, readFleet(t, env.Client(t), env.Prefix).Processes)
 		proxy.Refuse(false)
 		tells(t, env, func(ops.Process) bool { return true }, "it is told again")
-		redistest.Eventually(t, func() bool { return len(log.lines()) == 2 }, "both changes are logged, once")
-		assert.Contains(t, log.lines()[0], "cannot report")
-		assert.Contains(t, log.lines()[1], "reports to Redis again")
+		redistest.Eventually(t, func() bool { return strings.Count(log.String(), "\n") == 2 }, "both changes are logged, once")
+		assert.Regexp(t, "cannot report.*\n.*reports to Redis again", log)
 	})
 }
 
@@ -385,4 +356,83 @@ func TestBeacon_OfProcessesThatEnd(t *testing.T) {
 			return rdb.ZCard(t.Context(), env.Prefix+":ops:{fleet}:processes").Val() == 1
 		}, "the index forgets those that are gone")
 	})
+}
+
+// Each use is made with the rights that docs/operations.md prints for it, which are all that it needs.
+func TestACL_TheSmallestRightsToTellAndToRead(t *testing.T) {
+	t.Parallel()
+	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	tellAndWatch(t, admin, func(user string) redis.UniversalClient {
+		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: user, Password: redistest.Password})
+	})
+	for _, use := range usesOfOps {
+		redistest.RequireUsed(t, admin, redistest.Rights(t, use), map[string]string{
+			"ping": "a subscription that is idle for seconds", "zscore": "as many watches as there may be",
+		})
+	}
+}
+
+func TestACL_TheSmallestRightsToTellAndToReadOnACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	tellAndWatch(t, c.Client(t), func(user string) redis.UniversalClient {
+		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = user, redistest.Password })
+	}, "on a Cluster")
+}
+
+// usesOfOps are what docs/operations.md calls the uses, by the user that has their rights.
+var usesOfOps = map[string]string{"teller": "a Beacon", "reader": "ops.ReadFleet", "watcher": "ops.Watch"}
+
+// tellAndWatch does all that there is, as a user for each use.
+func tellAndWatch(t *testing.T, admin redis.UniversalClient, client func(user string) redis.UniversalClient, more ...string) {
+	t.Helper()
+	for user, use := range usesOfOps {
+		redistest.AddUser(t, admin, user, redistest.Rights(t, append(more, use)...))
+	}
+	recorder := ops.NewRecorder()
+	observer := recorder.Locks(nil)
+	locker := testbed.NewLocker(t, admin)
+	beacon := startBeacon(t, client("teller"), recorder, locker)
+	reader := client("reader")
+	redistest.Eventually(t, func() bool { return len(readFleet(t, reader, "").Processes) == 1 }, "it is told")
+	w := startWatch(t, client("watcher"), "", ops.Watched{Key: "k"})
+	redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is watched")
+	observer.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeAcquired, Key: "k"})
+	seenBy(t, w, func(ops.Event) bool { return true })
+	w.Close()
+	redistest.Eventually(t, func() bool { return recorder.Watches() == 0 }, "it is forgotten")
+	require.NoError(t, beacon.Close())
+	require.Empty(t, readFleet(t, reader, "").Processes)
+	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
+}
+
+// What may not be read is an error, and no damage.
+func TestReadFleet_WithoutTheRightToReadEntries(t *testing.T) {
+	t.Parallel()
+	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	rights := slices.DeleteFunc(redistest.Rights(t, "ops.ReadFleet"), func(right string) bool { return right == "+getrange" })
+	redistest.AddUser(t, admin, "reader", rights)
+	putEntry(t, admin, "perkey", "good", `{"id":"good","ttl":60000}`)
+	_, err := ops.ReadFleet(t.Context(), redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "reader", Password: redistest.Password}), "")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+// A process that may not publish still tells of itself.
+func TestACL_ABeaconThatMayNotPublishTells(t *testing.T) {
+	t.Parallel()
+	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	rights := slices.DeleteFunc(redistest.Rights(t, "a Beacon"), func(right string) bool { return right == "+publish" })
+	redistest.AddUser(t, admin, "mute", rights)
+	rdb := redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "mute", Password: redistest.Password})
+	recorder := ops.NewRecorder()
+	locker := testbed.NewLocker(t, admin)
+	startBeacon(t, rdb, recorder, locker)
+	startWatch(t, admin, "", ops.Watched{Key: "k"})
+	redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is watched")
+	recorder.Locks(nil).OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeAcquired, Key: "k"})
+	redistest.Eventually(t, func() bool { return len(redistest.Denied(t, admin)) > 0 }, "it is denied")
+	_, err := locker.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	tells(t, &redistest.Env{Addr: admin.Options().Addr}, func(p ops.Process) bool { return p.Local.Held == 1 }, "it goes on")
 }

@@ -2,11 +2,14 @@ package ops_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +21,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
@@ -304,32 +309,6 @@ func constants(t *testing.T, dir, typ string) (values []string) {
 	return values
 }
 
-// BenchmarkRecorder_Pair is what the events of a pair cost: a call that is granted a free key, and its release.
-func BenchmarkRecorder_Pair(b *testing.B) {
-	for _, names := range []int{1, 100, 1000} {
-		b.Run(fmt.Sprint(names, " names"), func(b *testing.B) {
-			locks, ctx := ops.NewRecorder().Locks(nil), b.Context()
-			outcomes, releases := make([]core.Outcome, names), make([]core.Released, names)
-			for i := range names {
-				name, key := "POST /orders/:id/pay "+strconv.Itoa(i), "order:"+strconv.Itoa(i)
-				outcomes[i] = core.Outcome{Kind: core.OutcomeAcquired, Key: key, Name: name, ID: "req", Mode: core.ModeExclusive, Fence: 1, Leases: 1, Attempts: 1}
-				releases[i] = core.Released{Key: key, Name: name, Fence: 1, Held: 3 * time.Millisecond}
-				locks.OnOutcome(ctx, outcomes[i])
-				locks.OnReleased(ctx, releases[i])
-			}
-			b.ReportAllocs()
-			i := 0
-			for b.Loop() {
-				locks.OnOutcome(ctx, outcomes[i])
-				locks.OnReleased(ctx, releases[i])
-				if i++; i == names {
-					i = 0
-				}
-			}
-		})
-	}
-}
-
 func TestRecorder_PairAllocatesNothing(t *testing.T) {
 	locks, ctx := ops.NewRecorder().Locks(nil), t.Context()
 	outcome := core.Outcome{Kind: core.OutcomeAcquired, Key: "k", Name: "pay", Leases: 1}
@@ -387,3 +366,163 @@ func TestRecorder_KeepsWhatSomebodyMayWantToKnowOf(t *testing.T) {
 type badError struct{ text string }
 
 func (e *badError) Error() string { return e.text }
+
+// next is told, and counts that.
+type next struct {
+	mu   sync.Mutex
+	told map[string]int64
+}
+
+func (n *next) add(kind string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.told[kind]++
+}
+
+func (n *next) OnOutcome(_ context.Context, e httplock.Outcome) { n.add("request " + string(e.Kind)) }
+
+func (n *next) OnEvent(_ context.Context, e idempotency.Event) { n.add("record " + string(e.Kind)) }
+
+func (n *next) requireTold(t *testing.T, kind string, want int64) {
+	require.Equal(t, want, n.told[kind])
+}
+
+// Each kind is counted as itself, from many goroutines at once, and told on.
+func TestRecorder_CountsRequestsRecordsAndTasks(t *testing.T) {
+	t.Parallel()
+	recorder, seen := ops.NewRecorder(), &next{told: map[string]int64{}}
+	requests, records := recorder.Requests(seen), recorder.Idempotency(seen)
+	s := recorder.Snapshot()
+	assert.Empty(t, s.Requests)
+	assert.Empty(t, s.Tasks)
+	assert.Nil(t, s.Config)
+
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for i, kind := range ops.RequestKinds {
+				for range i + 1 {
+					requests.OnOutcome(t.Context(), httplock.Outcome{Kind: kind, Name: "POST /pay", Key: "secret"})
+				}
+			}
+			for i, kind := range ops.RecordKinds {
+				for range i + 1 {
+					records.OnEvent(t.Context(), idempotency.Event{Kind: kind, Name: "secret"})
+				}
+			}
+			for i, kind := range ops.TaskKinds {
+				for range i + 1 {
+					recorder.CountTask("mail", kind)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	s = recorder.Snapshot()
+	require.Len(t, s.Requests, 1)
+	require.Equal(t, "POST /pay", s.Requests[0].Route)
+	require.Len(t, s.Tasks, 1)
+	require.Equal(t, "mail", s.Tasks[0].Type)
+	for i, kind := range ops.RequestKinds {
+		want := 8 * int64(i+1)
+		require.Equal(t, want, s.Requests[0].Outcomes[kind], kind)
+		seen.requireTold(t, "request "+string(kind), want)
+	}
+	for i, kind := range ops.RecordKinds {
+		want := 8 * int64(i+1)
+		require.Equal(t, want, s.Idempotency[kind], kind)
+		seen.requireTold(t, "record "+string(kind), want)
+	}
+	for i, kind := range ops.TaskKinds {
+		require.Equal(t, 8*int64(i+1), s.Tasks[0].Outcomes[kind], kind)
+	}
+	text, err := json.Marshal(s)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "secret")
+}
+
+// A client that makes up methods does not use up the names.
+func TestRecorder_OddMethodsAreOneName(t *testing.T) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		recorder := ops.NewRecorder()
+		guard := newLocker(t, env, core.WithObserver(recorder.Locks(core.NopObserver{}))).Guard(core.RejectConflicts)
+		mux := http.NewServeMux()
+		key := func(*http.Request) (string, error) { return "k", nil }
+		mux.Handle("/pay", httplock.PerKey(guard, key, httplock.WithObserver(recorder.Requests(nil)))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+		for i := range 100 {
+			mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(fmt.Sprint("PAY", i), "/pay", nil))
+		}
+		mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/pay", nil))
+		s := recorder.Snapshot()
+		routes, names := map[string]int64{}, map[string]int64{}
+		for _, r := range s.Requests {
+			routes[r.Route] = r.Outcomes[httplock.OutcomeRan]
+		}
+		for _, l := range s.Locks {
+			names[l.Name] = l.Calls[core.OutcomeAcquired]
+		}
+		want := map[string]int64{"OTHER /pay": 100, "POST /pay": 1}
+		require.Equal(t, want, routes)
+		require.Equal(t, want, names)
+	})
+}
+
+func TestRecorder_BoundsRoutesAndTypes(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	requests := recorder.Requests(nil)
+	for i := range 10_000 {
+		requests.OnOutcome(t.Context(), httplock.Outcome{Kind: httplock.OutcomeRan, Name: fmt.Sprint("POST /", i)})
+		recorder.CountTask(fmt.Sprint("type ", i), "done")
+	}
+	s := recorder.Snapshot()
+	require.Len(t, s.Requests, 65)
+	require.Len(t, s.Tasks, 65)
+	runs, done := map[string]int64{}, map[string]int64{}
+	for i := range s.Requests {
+		runs[s.Requests[i].Route] = s.Requests[i].Outcomes[httplock.OutcomeRan]
+		done[s.Tasks[i].Type] = s.Tasks[i].Outcomes["done"]
+	}
+	require.EqualValues(t, 10_000-64, runs[ops.Other])
+	require.EqualValues(t, 10_000-64, done[ops.Other])
+}
+
+func TestRecorder_KnowsTheConfigurationInForce(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	none := map[string]int64{"done": 0, "unchanged": 0, "refused": 0}
+	recorder.CountReload("", 1, "a")
+	require.Equal(t, &ops.ConfigStats{Version: 1, Hash: "a", Reloads: none}, recorder.Snapshot().Config)
+	recorder.CountReload("refused", 1, "a")
+	require.Equal(t, &ops.ConfigStats{Version: 1, Hash: "a", Refused: true, Reloads: map[string]int64{"done": 0, "unchanged": 0, "refused": 1}}, recorder.Snapshot().Config)
+	recorder.CountReload("done", 2, "b")
+	recorder.CountReload("unchanged", 2, "b")
+	require.Equal(t, &ops.ConfigStats{Version: 2, Hash: "b", Reloads: map[string]int64{"done": 1, "unchanged": 1, "refused": 1}}, recorder.Snapshot().Config)
+}
+
+// A Recorder does not silence what is logged without one.
+func TestRecorder_LogsLostLeasesAndWarnings(t *testing.T) { // not parallel: it looks at slog's default
+	said := testbed.CaptureLog(t)
+	env, recorder := redistest.Embedded(t), ops.NewRecorder()
+	locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
+	lease := testbed.Take(t, locker, "k")
+	forced, err := locker.ForceRelease(t.Context(), "k", lease.Fence())
+	require.NoError(t, err)
+	require.True(t, forced)
+	redistest.Eventually(t, func() bool { return recorder.Snapshot().Locks[0].Lost[core.LossForced] == 1 }, "it is lost")
+	redistest.Eventually(t, func() bool { return strings.Contains(said.String(), "perkey: lease lost") }, "it is logged")
+
+	recorder.Queues(nil).OnWarning(t.Context(), delayqueue.Warning{Queue: "ship", Kind: delayqueue.WarnNoWorker})
+	require.Contains(t, said.String(), "delayqueue: warning")
+}
+
+func TestRecorder_RequestAllocatesNothing(t *testing.T) {
+	recorder, ctx := ops.NewRecorder(), t.Context()
+	requests, records := recorder.Requests(nil), recorder.Idempotency(nil)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		requests.OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeRan, Name: "POST /pay", Key: "k"})
+		records.OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun, Name: "k"})
+		recorder.CountTask("mail", "done")
+	}))
+}

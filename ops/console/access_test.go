@@ -54,13 +54,7 @@ func TestConsole_StreamsEndWithTheRightToSeeThem(t *testing.T) {
 	var may atomic.Bool
 	may.Store(true)
 	server, _ := newConsole(t, redistest.Embedded(t), viewers(&may))
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/keys", nil)
-	require.NoError(t, err)
-	req.Header.Set("Accept", "text/event-stream")
-	resp, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
-	defer resp.Body.Close()
-	lines, events := bufio.NewScanner(resp.Body), 0
+	lines, events := bufio.NewScanner(stream(t.Context(), t, server.URL+"/keys").Body), 0
 	for lines.Scan() {
 		if strings.HasPrefix(lines.Text(), "retry:") {
 			events++
@@ -139,4 +133,28 @@ func TestServe_LeavesNoRequestBehind(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, <-served, context.DeadlineExceeded)
 	<-ended
+}
+
+// Each page is read with the rights that docs/operations.md prints.
+func TestConsole_SmallestRights(t *testing.T) {
+	t.Parallel()
+	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	redistest.AddUser(t, admin, "console", redistest.Rights(t, "locks", "locks of parked work, Inspect", "List", "queues", "Idempotency-Keys",
+		"ops.Audit", "ops.ReadFleet", "a console"))
+	holder := newLocker(t, admin, "perkey")
+	testbed.Take(t, holder, "k", core.Shared())
+	q := testbed.NewQueue(t, admin, "q")
+	testbed.Enqueue(t, q, delayqueue.Job{ID: "m", Key: "k"})
+	env := &redistest.Env{Addr: admin.Options().Addr, Prefix: "perkey"}
+	server, _ := newConsole(t, env, func(o *console.Options) {
+		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "console", Password: redistest.Password})
+		o.Locker, o.Redis = newLocker(t, rdb, "perkey"), rdb
+	})
+	for _, page := range append(pages, "keys?prefix=k", "queue?queue=q", "message?queue=q&id=m", "idempotency?route=a&idempotency-key=b") {
+		code, body, _ := get(t, server.URL+"/"+page)
+		assert.Equal(t, http.StatusOK, code, page)
+		assert.NotContains(t, body, "Not up to date", page)
+	}
+	assert.Empty(t, redistest.Denied(t, admin))
+	redistest.RequireUsed(t, admin, redistest.Rights(t, "a console"), nil)
 }

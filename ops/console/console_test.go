@@ -77,6 +77,18 @@ func get(t testing.TB, url string) (int, string, http.Header) {
 	return resp.StatusCode, string(body), resp.Header
 }
 
+// stream asks for a page that is brought up to date.
+func stream(ctx context.Context, t testing.TB, url string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	require.NoError(t, err)
+	req.Header.Set("Accept", "text/event-stream")
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
 func post(t testing.TB, to string, header http.Header, values ...string) (int, string) {
 	t.Helper()
 	form := url.Values{}
@@ -289,12 +301,7 @@ func TestConsole_ShowsWhatItKnewWhenRedisIsAway(t *testing.T) {
 func TestConsole_StreamsEndWithTheirServer(t *testing.T) {
 	env := redistest.Embedded(t)
 	server, _ := newConsole(t, env, nil)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/keys", nil)
-	require.NoError(t, err)
-	req.Header.Set("Accept", "text/event-stream")
-	resp, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
-	defer resp.Body.Close()
+	resp := stream(t.Context(), t, server.URL+"/keys")
 	assert.Equal(t, "text/event-stream", resp.Header.Get("Content-Type"))
 	line, err := bufio.NewReader(resp.Body).ReadString('\n')
 	require.NoError(t, err)
@@ -458,3 +465,5 @@ func TestConsole_AQueueOnARedisThatIsAway(t *testing.T) {
 	_, body, _ = get(t, server.URL+"/queues")
 	assert.Equal(t, 1, strings.Count(body, "<dt>Queued</dt><dd>1</dd>"), "the first page shows it")
 }
+
+func TestMain(m *testing.M) { redistest.Main(m) }

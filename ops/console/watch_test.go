@@ -100,12 +100,7 @@ func TestConsole_ShowsWhatHappensToAWatchedKey(t *testing.T) {
 	key := "order:\xff<1>"
 	code, body := post(t, server.URL+"/watch?key="+url.QueryEscape(key), nil)
 	require.Equal(t, http.StatusOK, code, body)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/key?key="+url.QueryEscape(key), nil)
-	require.NoError(t, err)
-	req.Header.Set("Accept", "text/event-stream")
-	resp, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
-	defer resp.Body.Close()
+	resp := stream(t.Context(), t, server.URL+"/key?key="+url.QueryEscape(key))
 	began := time.Now()
 	go func() {
 		for i := 0; time.Since(began) < 20*time.Second && t.Context().Err() == nil; i++ {
