@@ -164,6 +164,14 @@ func request(t testing.TB, method, url, body string, header ...string) *http.Req
 	return r
 }
 
+// requireDone sends a request, and wants the response done.
+func requireDone(t testing.TB, base http.RoundTripper, r *http.Request, opts ...lockclient.Option) {
+	t.Helper()
+	resp, err := newTransport(t, base, opts...).RoundTrip(r)
+	require.NoError(t, err)
+	require.Equal(t, "done", read(t, resp))
+}
+
 // read reads a response to its end.
 func read(t testing.TB, resp *http.Response) string {
 	t.Helper()

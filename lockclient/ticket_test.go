@@ -111,9 +111,7 @@ func TestTransport_LeavesOther202Alone(t *testing.T) {
 
 func TestTransport_SameOriginInOtherWords(t *testing.T) {
 	base := newScript(parked.with("Location", "http://user:pass@SHOP.example/tickets/"+id), ended, done)
-	resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
-	require.NoError(t, err)
-	require.Equal(t, "done", read(t, resp))
+	requireDone(t, base, request(t, http.MethodPost, orders, "b"))
 	require.Nil(t, base.requests[1].URL.User)
 }
 
@@ -206,9 +204,7 @@ func TestTransport_RetryAfterNothing(t *testing.T) {
 			}
 			base := newScript(append(answers, ended, done)...)
 			began := time.Now()
-			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
-			require.NoError(t, err)
-			require.Equal(t, "done", read(t, resp))
+			requireDone(t, base, request(t, http.MethodPost, orders, "b"))
 			require.GreaterOrEqual(t, time.Since(began), 2*time.Second)
 			require.LessOrEqual(t, time.Since(began), 4*time.Second)
 		})
@@ -235,13 +231,11 @@ func TestTransport_AskingIsHeld(t *testing.T) {
 				return &http.Response{StatusCode: http.StatusOK, Header: ended.header, Body: body}, nil
 			}
 			began := time.Now()
-			resp, err := newTransport(t, base, lockclient.WithMaxWait(time.Hour)).RoundTrip(request(t, http.MethodPost, orders, "b"))
-			require.NoError(t, err)
-			require.Equal(t, "done", read(t, resp))
+			requireDone(t, base, request(t, http.MethodPost, orders, "b"), lockclient.WithMaxWait(time.Hour))
 			require.LessOrEqual(t, time.Since(began), time.Minute)
 
 			base.requests, held = nil, false
-			_, err = newTransport(t, base, lockclient.WithMaxAttempts(1), lockclient.WithMaxWait(time.Hour)).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			_, err := newTransport(t, base, lockclient.WithMaxAttempts(1), lockclient.WithMaxWait(time.Hour)).RoundTrip(request(t, http.MethodPost, orders, "b"))
 			require.ErrorContains(t, err, "no answer within 35s")
 			require.NotErrorIs(t, err, context.DeadlineExceeded, "WithMaxWait was not over")
 			base.requireClosed(t)
@@ -252,9 +246,7 @@ func TestTransport_AskingIsHeld(t *testing.T) {
 // A caller that decodes responses itself has the result as it asked for it, and needs not decode what is said of the ticket.
 func TestTransport_AcceptEncodingIsTheResults(t *testing.T) {
 	base := newScript(parked, ended, done)
-	resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b", "Accept-Encoding", "gzip"))
-	require.NoError(t, err)
-	require.Equal(t, "done", read(t, resp))
+	requireDone(t, base, request(t, http.MethodPost, orders, "b", "Accept-Encoding", "gzip"))
 	require.NotContains(t, base.requests[1].Header, "Accept-Encoding")
 	require.Equal(t, "gzip", base.requests[2].Header.Get("Accept-Encoding"))
 }
@@ -278,9 +270,7 @@ func TestTransport_NoHeaders(t *testing.T) {
 	base := newScript(parked, ended, done)
 	r := request(t, http.MethodPost, orders, "b")
 	r.Header = nil
-	resp, err := newTransport(t, base).RoundTrip(r)
-	require.NoError(t, err)
-	require.Equal(t, "done", read(t, resp))
+	requireDone(t, base, r)
 }
 
 // A server that waits is asked again at once, and one that says that it waited, but has not, is not.
@@ -295,9 +285,7 @@ func TestTransport_AsksAgainWithoutAPauseAfterAWait(t *testing.T) {
 			return send(r)
 		}
 		began := time.Now()
-		resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
-		require.NoError(t, err)
-		require.Equal(t, "done", read(t, resp))
+		requireDone(t, base, request(t, http.MethodPost, orders, "b"))
 		require.GreaterOrEqual(t, time.Since(began), 26*time.Second)
 		require.LessOrEqual(t, time.Since(began), 26500*time.Millisecond)
 	})
@@ -309,9 +297,7 @@ func TestTransport_AsksWithoutWaitingAfterAFailure(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			base := newScript(parked, ticket(200, "queued"), failure, ticket(200, "queued"), ended, done)
 			began := time.Now()
-			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
-			require.NoError(t, err)
-			require.Equal(t, "done", read(t, resp))
+			requireDone(t, base, request(t, http.MethodPost, orders, "b"))
 			if failure.header.Get("Retry-After") != "" {
 				require.GreaterOrEqual(t, time.Since(began), 5*time.Second, "one and three and one")
 			}
@@ -333,9 +319,7 @@ func TestTransport_AskingFailsNowAndThen(t *testing.T) {
 			lost := answer{err: io.ErrUnexpectedEOF}
 			base := newScript(parked, lost, lost, lost, lost, ticket(200, "queued"), lost, lost, lost, lost, ended, done)
 			began := time.Now()
-			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
-			require.NoError(t, err)
-			require.Equal(t, "done", read(t, resp))
+			requireDone(t, base, request(t, http.MethodPost, orders, "b"))
 			took[time.Since(began)] = true
 		})
 	}
@@ -346,9 +330,7 @@ func TestTransport_AskingFailsNowAndThen(t *testing.T) {
 func TestTransport_ATicketThatIsCutShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := newScript(parked.short(), parked, ticket(200, "queued").short(), ended.short(), ended, done)
-		resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b", "Idempotency-Key", "k"))
-		require.NoError(t, err)
-		require.Equal(t, "done", read(t, resp))
+		requireDone(t, base, request(t, http.MethodPost, orders, "b", "Idempotency-Key", "k"))
 		require.Equal(t, []string{"b", "b", "", "", "", ""}, base.bodies)
 		base.requireClosed(t)
 	})

@@ -119,9 +119,7 @@ func TestTransport_WaitsAsRetryAfterSays(t *testing.T) {
 				test.header(refused.header)
 				refused.body = fmt.Sprintf(`{"type":"%sconflict","retry_after_ms":%d}`, problems, test.ms)
 				began := time.Now()
-				resp, err := newTransport(t, newScript(refused, done)).RoundTrip(request(t, http.MethodPut, orders, ""))
-				require.NoError(t, err)
-				require.Equal(t, "done", read(t, resp))
+				requireDone(t, newScript(refused, done), request(t, http.MethodPut, orders, ""))
 				require.GreaterOrEqual(t, time.Since(began), test.asked, name)
 				require.LessOrEqual(t, time.Since(began), test.asked*3/2, name)
 				took[time.Since(began)] = true
@@ -195,9 +193,7 @@ func TestTransport_ABodyThatCannotBeSentAgain(t *testing.T) {
 		base := newScript(conflict, done)
 		r := request(t, http.MethodPut, orders, "b")
 		r.Body = nil
-		resp, err := newTransport(t, base).RoundTrip(r)
-		require.NoError(t, err)
-		require.Equal(t, "done", read(t, resp))
+		requireDone(t, base, r)
 		require.Equal(t, []string{"", ""}, base.bodies)
 	})
 
@@ -219,9 +215,7 @@ func TestTransport_MakesIdempotencyKeys(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			base := newScript(conflict, done)
 			r := request(t, method, orders, "b")
-			resp, err := newTransport(t, base, lockclient.WithIdempotencyKeys()).RoundTrip(r)
-			require.NoError(t, err)
-			require.Equal(t, "done", read(t, resp))
+			requireDone(t, base, r, lockclient.WithIdempotencyKeys())
 			require.NotContains(t, r.Header, "Idempotency-Key")
 			first, second := base.requests[0].Header.Get("Idempotency-Key"), base.requests[1].Header.Get("Idempotency-Key")
 			require.Equal(t, first, second)
@@ -235,9 +229,7 @@ func TestTransport_MakesIdempotencyKeys(t *testing.T) {
 		})
 	}
 	base := newScript(done)
-	resp, err := newTransport(t, base, lockclient.WithIdempotencyKeys()).RoundTrip(request(t, http.MethodPost, orders, "b", "Idempotency-Key", "mine"))
-	require.NoError(t, err)
-	require.Equal(t, "done", read(t, resp))
+	requireDone(t, base, request(t, http.MethodPost, orders, "b", "Idempotency-Key", "mine"), lockclient.WithIdempotencyKeys())
 	require.Equal(t, "mine", base.requests[0].Header.Get("Idempotency-Key"))
 }
 
