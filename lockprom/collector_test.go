@@ -94,6 +94,23 @@ func TestCollector_HasBoundedSeriesAndNoSecrets(t *testing.T) {
 	assert.Empty(t, problems)
 }
 
+// assertTable wants families to be what a table of metrics says.
+func assertTable(t *testing.T, want []ops.Metric, families []*dto.MetricFamily) {
+	t.Helper()
+	var exported []ops.Metric
+	for _, family := range families {
+		m := ops.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
+		for _, label := range family.GetMetric()[0].GetLabel() {
+			m.Labels = append(m.Labels, label.GetName())
+		}
+		exported = append(exported, m)
+	}
+	for i := range want {
+		slices.Sort(want[i].Labels)
+	}
+	assert.ElementsMatch(t, want, exported)
+}
+
 // What is exported is what Metrics says: names, types and labels.
 func TestCollector_ExportsTheTable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -107,21 +124,11 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 		require.NoError(t, registry.Register(lockprom.New(recorder, queue, nil, queue)))
 		families, err := registry.Gather()
 		require.NoError(t, err)
-		var exported []ops.Metric
+		assertTable(t, lockprom.Metrics(), families)
 		values := map[string]int{}
 		for _, family := range families {
-			m := ops.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
-			for _, label := range family.GetMetric()[0].GetLabel() {
-				m.Labels = append(m.Labels, label.GetName())
-			}
-			exported = append(exported, m)
 			values[family.GetName()] = int(total(family))
 		}
-		want := lockprom.Metrics()
-		for i := range want {
-			slices.Sort(want[i].Labels)
-		}
-		assert.ElementsMatch(t, want, exported)
 		for name, value := range map[string]int{
 			"perkey_lock_calls_total": 10, "perkey_lock_hold_seconds": 11, "perkey_lock_wait_seconds": 10, "perkey_lock_lost_total": 1,
 			"perkey_lock_waiting": 0, "perkey_lock_held": -1, "perkey_warning": 2, "perkey_enqueue_total": 2,
@@ -282,3 +289,5 @@ func answersWithoutRedis(t *testing.T, env *redistest.Env) {
 	assert.NotContains(t, text, "perkey_queue_messages{")
 	assert.Contains(t, text, "perkey_renewals_total 0")
 }
+
+func TestMain(m *testing.M) { redistest.Main(m) }

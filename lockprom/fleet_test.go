@@ -1,8 +1,6 @@
 package lockprom_test
 
 import (
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -58,19 +56,7 @@ func TestFleet_ExportsTheTable(t *testing.T) {
 		require.NoError(t, registry.Register(collector))
 		families, err := registry.Gather()
 		require.NoError(t, err)
-		var exported []ops.Metric
-		for _, family := range families {
-			m := ops.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
-			for _, label := range family.GetMetric()[0].GetLabel() {
-				m.Labels = append(m.Labels, label.GetName())
-			}
-			exported = append(exported, m)
-		}
-		want := lockprom.FleetMetrics()
-		for i := range want {
-			slices.Sort(want[i].Labels)
-		}
-		assert.ElementsMatch(t, want, exported)
+		assertTable(t, lockprom.FleetMetrics(), families)
 		problems, err := testutil.CollectAndLint(collector)
 		require.NoError(t, err)
 		assert.Empty(t, problems)
