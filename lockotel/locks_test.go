@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -474,3 +475,8 @@ func (n *told) OnLost(context.Context, core.Lost)           { *n++ }
 func (n *told) OnUnclaimed(context.Context, core.Unclaimed) { *n++ }
 func (n *told) OnRenewed(context.Context, core.Renewed)     { *n++ }
 func (n *told) OnWarning(context.Context, core.Warning)     { *n++ }
+
+func TestMain(m *testing.M) {
+	logging.Disable() // some tests have a Redis that is not there
+	redistest.Main(m)
+}
