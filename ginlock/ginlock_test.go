@@ -264,7 +264,7 @@ func TestContext_AsACtxDoesNotWaitForItself(t *testing.T) {
 				lease, _ := core.LeaseFrom(c)
 				require.Equal(t, "inner:"+testbed.Secret, lease.Key())
 				for _, ctx := range []context.Context{c, context.WithValue(c, "mine", 1), c.Copy()} { //nolint:revive,staticcheck // as users do
-					ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+					ctx, cancel := context.WithTimeout(ctx, time.Minute)
 					for _, key := range []string{testbed.OrderKey, "inner:" + testbed.Secret} {
 						require.NoError(t, locker.Do(ctx, key, func(ctx context.Context) error { return ctx.Err() }))
 					}
