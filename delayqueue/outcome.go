@@ -15,9 +15,6 @@ import (
 	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// afterLease is how long after the end of its holder's lease a key is tried.
-const afterLease = 50 * time.Millisecond
-
 // unreachablePause is how long a message waits at most if Redis could not be reached.
 const unreachablePause = time.Second
 

@@ -80,6 +80,9 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), parkedWork{p.queue}), nil
 }
 
+// afterLease is how long after the end of its holder's lease a key is tried.
+const afterLease = 50 * time.Millisecond
+
 // keyWait is for how long a parked call waits for the message that its key is free, before a worker tries all the same: messages can be lost.
 const keyWait = time.Second
 
