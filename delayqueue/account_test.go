@@ -54,6 +54,10 @@ type account struct {
 	violations []string
 }
 
+func newAccount(seed uint64) *account {
+	return &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}
+}
+
 func (a *account) String() string {
 	return fmt.Sprintf("seed %d: %d messages, faults %v, %d unknown enqueues, %d runs, %d duplicates, %d late, %d fresh grants (%d after deferrals), ends %v, %d violations",
 		a.seed, a.messages, a.faults, a.unknown, a.runs, a.duplicates, a.late, a.fresh, a.overtaking, a.states, len(a.violations))
@@ -109,7 +113,7 @@ func collect(events []event) (runs []*run) {
 }
 
 // check holds what ran against what was promised.
-func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttempts int) {
+func (a *account) check(messages []*sent, events []event, fresh []*run) {
 	for _, e := range events {
 		if e.Kind == eventSettled && e.Text == string(delayqueue.OutcomeLate) {
 			a.late++
@@ -131,7 +135,7 @@ func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttem
 	lines := map[string][]*sent{}
 	for _, m := range messages {
 		known[m.id] = true
-		a.checkMessage(m, byID[m.id], maxAttempts)
+		a.checkMessage(m, byID[m.id])
 		if runs := byID[m.id]; len(runs) > 0 && runs[0].At < m.due {
 			a.violate("message %s started %.3f ms before its time", m.id, float64(m.due-runs[0].At)/1e6)
 		}
@@ -156,7 +160,7 @@ func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttem
 
 // checkMessage: it ended once, and each of its runs after the first has a reason that the handler could see. It is long
 // since it is a list of rules.
-func (a *account) checkMessage(m *sent, runs []*run, maxAttempts int) {
+func (a *account) checkMessage(m *sent, runs []*run) {
 	if !m.found {
 		if m.known {
 			a.violate("message %s was acknowledged and is lost", m.id)
@@ -179,8 +183,8 @@ func (a *account) checkMessage(m *sent, runs []*run, maxAttempts int) {
 			a.violate("message %s is done, and no run of it came to its end", m.id)
 		}
 	case delayqueue.StateDead:
-		byHandler := m.name == namePoison && ended(namePoison) || m.name == namePanics && s.Attempts >= maxAttempts
-		byLosses := s.Attempts >= maxAttempts && s.Losses > 0
+		byHandler := m.name == namePoison && ended(namePoison) || m.name == namePanics && s.Attempts >= chaosAttempts
+		byLosses := s.Attempts >= chaosAttempts && s.Losses > 0
 		if !byHandler && !byLosses {
 			a.violate("message %s (%s) is dead after %d attempts: %.200s", m.id, m.name, s.Attempts, s.Cause)
 		}

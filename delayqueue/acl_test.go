@@ -12,6 +12,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestACL_TheSmallestRightsOfAQueue(t *testing.T) {
@@ -50,14 +51,8 @@ func addUsers(t *testing.T, admin redis.UniversalClient, more ...string) {
 func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user string) redis.UniversalClient) {
 	t.Helper()
 	ctx := t.Context()
-	queue, err := delayqueue.New(client("queues"), "q", delayqueue.WithMaxAttempts(2))
-	require.NoError(t, err)
-	b := &bench{t: t, queue: queue}
-	for locker, rdb := range map[**core.Locker]redis.UniversalClient{&b.locker: client("locks"), &b.other: admin} {
-		*locker, err = core.New(rdb)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = (*locker).Close() })
-	}
+	queue := testbed.NewQueue(t, client("queues"), "q", delayqueue.WithMaxAttempts(2))
+	b := &bench{t: t, queue: queue, locker: testbed.NewLocker(t, client("locks")), other: testbed.NewLocker(t, admin)}
 	w := b.start(func(ctx context.Context, m delayqueue.Message) error {
 		switch m.Name {
 		case "fails":
@@ -83,22 +78,16 @@ func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user strin
 	b.parkAndCancel("parked")
 	require.NoError(t, held.Release(ctx))
 	for _, id := range append(ids, dead) {
-		_, err := queue.Wait(ctx, id)
-		require.NoError(t, err)
+		b.waitFor(id)
 	}
-	_, err = queue.Result(ctx, ids[0])
-	require.NoError(t, err)
-	_, err = queue.Peek(ctx, dead)
-	require.NoError(t, err)
-	_, err = queue.Payload(ctx, dead)
-	require.NoError(t, err)
+	require.Equal(t, "result", b.result(ids[0]))
+	b.peek(dead)
+	b.payload(dead)
 	require.Len(t, b.list(delayqueue.StateDead), 1)
-	_, err = queue.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{})
-	require.NoError(t, err)
+	require.Equal(t, 1, b.redriveAll(delayqueue.Filter{}, delayqueue.RedriveOptions{}))
 	b.reaches(dead, delayqueue.StateDead)
 	require.NoError(t, queue.Purge(ctx, dead))
-	_, err = queue.PurgeAll(ctx, delayqueue.Filter{})
-	require.NoError(t, err)
+	require.Zero(t, b.purgeAll(delayqueue.Filter{}))
 	all, err := delayqueue.Queues(ctx, client("queues"), "")
 	require.NoError(t, err)
 	require.Equal(t, []delayqueue.Info{{Name: "q", Partitions: b.stats().Partitions}}, all)
@@ -117,15 +106,9 @@ func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user strin
 func (b *bench) parkAndCancel(key string) {
 	b.t.Helper()
 	held := b.hold(key)
-	var deferred *core.DeferredError
-	require.ErrorAs(b.t, b.locker.Guard(delayqueue.Policy(b.queue)).Do(b.t.Context(), core.Call{
-		Key: key, Encode: func() ([]byte, error) { return nil, nil },
-	}, mustNotRun), &deferred)
-	redistest.Eventually(b.t, func() bool { return b.queue.Cancel(b.t.Context(), deferred.Ticket.ID) == nil }, "it is not claimed at the moment")
-	redistest.Eventually(b.t, func() bool {
-		info, err := b.other.Inspect(b.t.Context(), key)
-		return err == nil && info.Reserved == 0
-	}, "the key is not reserved any more")
+	id := park(b.t, b.locker.Guard(delayqueue.Policy(b.queue)), core.Call{Key: key, Encode: nothing})
+	redistest.Eventually(b.t, func() bool { return b.queue.Cancel(b.t.Context(), id) == nil }, "it is not claimed at the moment")
+	b.isNotReserved(key)
 	require.NoError(b.t, held.Release(b.t.Context()))
 }
 

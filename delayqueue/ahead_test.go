@@ -2,12 +2,10 @@ package delayqueue_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,33 +20,19 @@ import (
 func TestClaimsAhead_NoMoreHandlersRunThanTheConcurrency(t *testing.T) {
 	const concurrency, messages = 4, 600
 	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepthPerKey(messages))
-	var enqueued sync.WaitGroup
-	for i := range messages {
-		enqueued.Go(func() {
-			j := delayqueue.Job{}
-			if i%4 == 0 {
-				j.Key = fmt.Sprint("key ", i%20)
-			}
-			_, err := b.queue.Enqueue(t.Context(), j)
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	enqueued.Wait()
+	b.enqueueAll(messages, func(i int) (j delayqueue.Job) {
+		if i%4 == 0 {
+			j.Key = fmt.Sprint("key ", i%20)
+		}
+		return j
+	})
 	var inside, most, claimed, done atomic.Int64
-	var mu sync.Mutex
-	note := func(most *atomic.Int64, n int64) {
-		mu.Lock()
-		defer mu.Unlock()
-		most.Store(max(most.Load(), n))
-	}
 	b.start(func(ctx context.Context, _ delayqueue.Message) error {
-		note(&most, inside.Add(1))
+		atMost(&most, inside.Add(1))
 		defer inside.Add(-1)
 		runtime.Gosched()
 		if n := done.Add(1); n%20 == 0 {
-			note(&claimed, b.rdb.ZCard(ctx, b.key("w")).Val())
+			b.claimed(ctx, &claimed)
 		}
 		return nil
 	}, delayqueue.WithConcurrency(concurrency))
@@ -61,9 +45,8 @@ func TestClaimsAhead_NoMoreHandlersRunThanTheConcurrency(t *testing.T) {
 
 // Handlers were quick, and are not any more: what was claimed ahead is run by another Worker, as if it had not been claimed.
 func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	each(t, func(t *testing.T, b *bench) {
 		const concurrency, slow = 4, 40
-		b := setup(t, env)
 		block := make(chan struct{})
 		var blocked atomic.Int64
 		for range 300 {
@@ -98,95 +81,70 @@ func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 
 // claimed has a handler note how many messages are claimed at most.
 func (b *bench) claimed(ctx context.Context, most *atomic.Int64) {
-	for n := b.rdb.ZCard(ctx, b.key("w")).Val(); ; {
-		if was := most.Load(); n <= was || most.CompareAndSwap(was, n) {
-			return
-		}
+	atMost(most, b.rdb.ZCard(ctx, b.key("w")).Val())
+}
+
+// atMost keeps the largest of some numbers.
+func atMost(most *atomic.Int64, n int64) {
+	for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
+		continue
 	}
 }
 
-// A message that has lost its worker may do so again: what waited beside it would spend an attempt each time.
-func TestClaimsAhead_NothingWaitsBesideWhatLostItsWorker(t *testing.T) {
-	const concurrency, messages = 4, 900
-	b := setup(t, redistest.Real(t))
-	poison := map[string]bool{}
-	for i := range messages {
-		j := delayqueue.Job{ID: fmt.Sprintf("%05d", i)}
-		if i%300 == 150 || i%300 == 151 {
-			poison[j.ID] = true
-			if i%2 == 0 {
-				j.Key = "key"
-			}
-		}
-		b.enqueue(j)
-	}
-	for id := range poison {
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "-------1 0 1 0  its worker died").Err())
-	}
-	var most, ahead atomic.Int64
-	var all ran
-	b.start(func(ctx context.Context, m delayqueue.Message) error {
-		if poison[m.ID] {
-			for range 3 {
-				b.claimed(ctx, &most)
-				time.Sleep(time.Millisecond)
-			}
-		} else if m.ID[3:] == "00" {
-			b.claimed(ctx, &ahead)
-		}
-		return all.handle(ctx, m)
-	}, delayqueue.WithConcurrency(concurrency))
-	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
-	require.Len(t, all.all(), messages)
-	require.Greater(t, ahead.Load(), int64(concurrency), "nothing was claimed ahead")
-	require.Positive(t, most.Load())
-	require.LessOrEqual(t, most.Load(), int64(concurrency))
-}
-
-// In its last attempt a message that has lost its workers has a Worker for itself: if that dies too, it was not another's doing.
-func TestLastAttempt_IsAloneInItsWorker(t *testing.T) {
-	const concurrency, messages, attempts = 4, 600, 3
-	each(t, func(t *testing.T, b *bench) {
-		states := map[string]string{ // how it has come to its last attempt, or beyond
+// A message that has lost its worker may do so again: what waited beside it would spend an attempt each time. In its last attempt it has a Worker for
+// itself: if that dies too, it was not another's doing.
+func TestClaimsAhead_NothingWaitsBesideWhatMayNotLoseItsWorker(t *testing.T) {
+	t.Parallel()
+	const concurrency, messages = 4, 600
+	for name, c := range map[string]struct {
+		attempts int
+		states   map[string]string // how some have come to their attempt, or beyond
+		dead     []string          // of these
+		most     int64             // that are claimed while one of these runs
+		ahead    bool              // others are claimed ahead
+	}{
+		"lost its worker": {5, map[string]string{"lost": "-------1 0 1 0  died", "lost of key": "-------1 0 1 0  died"}, nil, concurrency, true},
+		"last attempt": {3, map[string]string{
 			"last": "-------2 0 2 0  died", "last of key": "-------2 0 2 0  died", "died before it ran": "-------4 0 4 0  died",
 			"died alone": "-alone!3 0 3 0  died", "failed, and died": "-------3 0 1 0  died",
-		}
-		dead := map[string]bool{"died alone": true, "failed, and died": true}
-		for i := range messages {
-			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
-			for name, state := range states {
-				if i != messages/2 {
-					continue
+		}, []string{"died alone", "failed, and died"}, 1, true},
+		"the only one": {1, nil, nil, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(c.attempts))
+			ids := map[string]string{}
+			for i := range messages {
+				b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+				for name, state := range c.states {
+					if i == messages/2 {
+						ids[name] = b.enqueue(delayqueue.Job{Name: name, Key: map[bool]string{true: "key"}[strings.HasSuffix(name, "of key")]})
+						require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), ids[name], state).Err())
+					}
 				}
-				job := delayqueue.Job{ID: strings.NewReplacer(" ", "-", ",", "").Replace(name), Name: name}
-				if name == "last of key" {
-					job.Key = "key"
-				}
-				require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), b.enqueue(job), state).Err())
 			}
-		}
-		var most atomic.Int64
-		var all ran
-		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			if m.Name != "" {
-				for range 5 {
+			var most, ahead, n atomic.Int64
+			var all ran
+			b.start(func(ctx context.Context, m delayqueue.Message) error {
+				if m.Name == "" && n.Add(1)%20 == 0 {
+					b.claimed(ctx, &ahead)
+				}
+				for i := 0; i < 5 && m.Name != ""; i++ {
 					b.claimed(ctx, &most)
 					time.Sleep(time.Millisecond)
 				}
+				return all.handle(ctx, m)
+			}, delayqueue.WithConcurrency(concurrency))
+			redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, int64(len(c.dead))} }, "messages are left")
+			require.Len(t, all.all(), messages+len(c.states)-len(c.dead))
+			require.LessOrEqual(t, most.Load(), c.most)
+			require.Equal(t, len(c.states) > 0, most.Load() > 0)
+			require.Equal(t, c.ahead, ahead.Load() > concurrency, "%d were claimed ahead", ahead.Load())
+			for name, id := range ids {
+				want := map[bool]delayqueue.State{false: delayqueue.StateDone, true: delayqueue.StateDead}[slices.Contains(c.dead, name)]
+				require.Equal(t, want, b.status(id).State, name)
 			}
-			return all.handle(ctx, m)
-		}, delayqueue.WithConcurrency(concurrency))
-		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, int64(len(dead))} }, "messages are left")
-		require.Len(t, all.all(), messages+len(states)-len(dead))
-		require.EqualValues(t, 1, most.Load())
-		for name := range states {
-			want := delayqueue.StateDone
-			if dead[name] {
-				want = delayqueue.StateDead
-			}
-			require.Equal(t, want, b.status(strings.NewReplacer(" ", "-", ",", "").Replace(name)).State, name)
-		}
-	}, delayqueue.WithMaxAttempts(attempts))
+		})
+	}
 }
 
 // A handler that does not return keeps the last attempt of another message waiting, for a claim's lease at most.
@@ -280,77 +238,4 @@ func TestLastAttempt_IsAloneThoughAClaimWasSlow(t *testing.T) {
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
 		require.False(t, beside.Load(), "another message ran beside the last attempt")
 	})
-}
-
-func TestClaimsAhead_NotWhereAMessageHasOneAttempt(t *testing.T) {
-	const concurrency = 4
-	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(1))
-	for range 300 {
-		b.enqueue(delayqueue.Job{})
-	}
-	var most, n atomic.Int64
-	b.start(func(ctx context.Context, _ delayqueue.Message) error {
-		if n.Add(1)%20 == 0 {
-			b.claimed(ctx, &most)
-		}
-		return nil
-	}, delayqueue.WithConcurrency(concurrency))
-	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
-	require.LessOrEqual(t, most.Load(), int64(concurrency))
-}
-
-// A message kills each of its workers at once. What was claimed ahead, and never started, does not die of that.
-func TestClaimsAhead_AMessageThatKillsItsWorkerBuriesNoOther(t *testing.T) {
-	const crowd, attempts = 20, 2
-	losses := 0
-	for range 20 { // until something waited beside it
-		b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts))
-		warm := func() {
-			for range 200 {
-				b.enqueue(delayqueue.Job{})
-			}
-		}
-		warm()
-		killer := b.enqueue(delayqueue.Job{ID: "a", Name: "kills"})
-		ids := make([]string, crowd)
-		for i := range ids {
-			ids[i] = b.enqueue(delayqueue.Job{ID: fmt.Sprintf("b%02d", i)})
-		}
-		for range attempts {
-			var dead atomic.Bool // the process is, to Redis
-			died, rdb := make(chan struct{}), b.env.Client(t)
-			rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-				if dead.Load() {
-					cmd.SetErr(errors.New("dead"))
-					return cmd.Err()
-				}
-				return next(ctx, cmd)
-			}))
-			w, err := delayqueue.NewWorker(b.newQueue(rdb, delayqueue.WithMaxAttempts(attempts)), b.locker, func(ctx context.Context, m delayqueue.Message) error {
-				if m.Name == "kills" {
-					dead.Store(true)
-					close(died)
-					<-ctx.Done()
-				}
-				return ctx.Err()
-			}, quick(delayqueue.WithConcurrency(1), delayqueue.WithClaimLease(200*time.Millisecond))...)
-			require.NoError(t, err)
-			require.NoError(t, w.Start())
-			<-died
-			now, stop := context.WithCancel(t.Context())
-			stop()
-			require.Error(t, w.Stop(now))
-			warm()
-			require.Equal(t, delayqueue.StateRunning, b.status(killer).State)
-		}
-		b.start(func(context.Context, delayqueue.Message) error { return nil })
-		b.reaches(killer, delayqueue.StateDead)
-		for _, id := range ids {
-			losses += b.reaches(id, delayqueue.StateDone).Losses
-		}
-		if losses > 0 {
-			break
-		}
-	}
-	require.Positive(t, losses, "nothing waited beside it")
 }

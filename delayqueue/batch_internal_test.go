@@ -23,16 +23,11 @@ import (
 func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	t.Helper()
 	const age = time.Hour
-	q := testQueue(t, env)
-	for _, hook := range hooks {
-		q.rdb.(*redis.Client).AddHook(hook)
-	}
-	known, err := q.Enqueue(t.Context(), Job{ID: "known", Key: "k", MaxAge: 2 * age})
-	require.NoError(t, err)
+	q := hookedQueue(t, env, "q", hooks)
+	known := enqueueJob(t, q, Job{ID: "known", Key: "k", MaxAge: 2 * age})
 	claimed := claimTest(t, q, "ended.1", 1)[0]
 	require.True(t, settleTest(t, claimed, outcome{end: store.Finished}))
-	_, err = q.Enqueue(t.Context(), Job{ID: "old", Key: "c", Coalesce: true})
-	require.NoError(t, err)
+	enqueueJob(t, q, Job{ID: "old", Key: "c", Coalesce: true})
 	long := func(deadLetter string) []byte { return []byte(strings.Repeat(deadLetter, store.MaxInline+1)) }
 	jobs := []Job{
 		{ID: "plain", Name: "n", Payload: []byte("1"), MaxAge: age},
@@ -55,27 +50,26 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	for i, job := range jobs {
 		s, err := q.Status(t.Context(), job.ID)
 		if err != nil {
-			return err
+			return violated("%s: %v", job.ID, err)
 		}
 		want := Status{ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal, State: StateQueued, EnqueuedAt: s.EnqueuedAt, ExpiresAt: s.EnqueuedAt.Add(job.MaxAge)}
 		if job.ID == "known" {
 			want.State, want.Attempts, want.ExpiresAt = StateDone, 1, known.ExpiresAt
 		}
 		if s != want || !stored[i].Expires.Equal(s.ExpiresAt) || stored[i].Now == (job.ID == "known") {
-			return fmt.Errorf("%s: %+v, stored now: %v, until %v", job.ID, s, stored[i].Now, stored[i].Expires)
+			return violated("%s: %+v, stored now: %v, until %v", job.ID, s, stored[i].Now, stored[i].Expires)
 		}
 		if payload, err := q.Payload(t.Context(), job.ID); stored[i].Now && (err != nil || !bytes.Equal(payload, job.Payload)) {
-			return fmt.Errorf("%s: the payload is %.9q: %w", job.ID, payload, err)
+			return violated("%s: the payload is %.9q: %v", job.ID, payload, err)
 		}
 	}
 	var due []string
 	for _, c := range claimTest(t, q, "token.1", 64) {
 		due = append(due, c.message.ID)
 	}
-	old, err := q.Status(t.Context(), "old")
-	require.NoError(t, err)
+	old := statusTest(t, q, "old")
 	if got := len(due); old.SupersededBy != "newer" || got != 6 { // all but later, known and keyed-too
-		return fmt.Errorf("old is replaced by %q, and %d are due: %s", old.SupersededBy, got, due)
+		return violated("old is replaced by %q, and %d are due: %s", old.SupersededBy, got, due)
 	}
 	const takes = 280 + (54+3*3)*5/4 // of bytes, a message with an id of three: its record has 54 before its texts
 	return errors.Join(fills(t, env, "few", 3, hooks, WithMaxDepth(3)), fills(t, env, "small", 7000/takes, hooks, WithMaxPayload(1), WithMaxBytes(7000)))
@@ -84,12 +78,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 // fills reports it if one call stores more or less than there is room for.
 func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redis.Hook, opts ...Option) error {
 	t.Helper()
-	rdb := env.Client(t)
-	for _, hook := range hooks {
-		rdb.AddHook(hook)
-	}
-	q, err := New(rdb, name, append(opts, WithPrefix(env.Prefix))...)
-	require.NoError(t, err)
+	q := hookedQueue(t, env, name, hooks, opts...)
 	jobs := make([]Job, store.BatchItems)
 	for i := range jobs {
 		jobs[i] = Job{ID: fmt.Sprintf("j%02d", i), MaxAge: time.Hour}
@@ -103,27 +92,13 @@ func fills(t *testing.T, env *redistest.Env, name string, room int, hooks []redi
 		if s.Now {
 			stored++
 		} else if s.Full != store.QueueFull {
-			return fmt.Errorf("%s: a job is refused as %q", name, s.Full)
+			return violated("%s: a job is refused as %q", name, s.Full)
 		}
 	}
-	if n := rdb.HLen(t.Context(), q.manifests.partitions[0].Keys[store.KeyMessages]).Val(); stored != room || int(n) != room {
-		return fmt.Errorf("%s: %d are stored, and redis has %d, where there is room for %d", name, stored, n, room)
+	if n := q.rdb.HLen(t.Context(), q.manifests.partitions[0].Keys[store.KeyMessages]).Val(); stored != room || int(n) != room {
+		return violated("%s: %d are stored, and redis has %d, where there is room for %d", name, stored, n, room)
 	}
 	return nil
-}
-
-// requireCaught requires that check fails with each mutant.
-func requireCaught(t *testing.T, check func(*testing.T, *redistest.Env, ...redis.Hook) error, mutants []mutant) {
-	t.Helper()
-	for _, m := range mutants {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			err := check(t, redistest.Real(t), hook)
-			require.Error(t, err)
-			t.Log(err)
-		})
-	}
 }
 
 func TestEnqueue_JobsOfAllKindsTogether(t *testing.T) {
@@ -182,10 +157,9 @@ func storesOnce(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 		return *err
 	}
 	p := q.manifests.partitions[0]
-	stats, err := q.Stats(t.Context())
-	require.NoError(t, err)
+	stats := statsTest(t, q)
 	if n := rdb.HLen(t.Context(), p.Keys[store.KeyMessages]).Val(); n != callers*each+1 || stats.Totals.Enqueued != n {
-		return fmt.Errorf("%d messages are stored, and %d are counted", n, stats.Totals.Enqueued)
+		return violated("%d messages are stored, and %d are counted", n, stats.Totals.Enqueued)
 	}
 	places := map[string][]string{}
 	for _, place := range rdb.ZRange(t.Context(), p.Keys[store.KeyFIFOs], 0, -1).Val() {
@@ -194,7 +168,7 @@ func storesOnce(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	}
 	for c := range callers {
 		if got := places[fmt.Sprint("k", c)]; !slices.Equal(ids[c], got) {
-			return fmt.Errorf("k%d: the FIFO is %v of %v", c, got, ids[c])
+			return violated("k%d: the FIFO is %v of %v", c, got, ids[c])
 		}
 	}
 	return nil

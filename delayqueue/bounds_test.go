@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // flood has many callers at once enqueue what job makes until all were refused, and returns what was stored and
@@ -107,8 +110,7 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 				require.LessOrEqual(t, stored, c.bytes, name)
 				require.Greater(t, stored, c.bytes-int64(payload*5/4)-2048, "there was room for another one")
 				if !errors.Is(c.full, delayqueue.ErrQueueFull) {
-					_, err := b.queue.Enqueue(t.Context(), c.room)
-					require.NoError(t, err, "others are not refused")
+					enqueueOn(t, b.queue, c.room)
 				}
 				n, err := b.queue.CancelAll(t.Context(), delayqueue.Filter{})
 				require.NoError(t, err)
@@ -116,8 +118,7 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 				require.Less(t, b.stats().Bytes, stored/10, "what is cancelled has no payload")
 				job := c.job(0)
 				job.Payload = body
-				_, err = b.queue.Enqueue(t.Context(), job)
-				require.NoError(t, err, "there is room again")
+				enqueueOn(t, b.queue, job)
 			}
 		}
 	})
@@ -170,7 +171,124 @@ func TestQueueBounds_ThatTheLargestPayloadExceedsAreAnError(t *testing.T) {
 	for _, opts := range [][]delayqueue.Option{
 		nil, {delayqueue.WithMaxPayload(512 << 20)}, {delayqueue.WithMaxBytes(2 << 20)}, {delayqueue.WithMaxPayload(10), delayqueue.WithMaxBytes(10_000)},
 	} {
-		_, err := delayqueue.New(rdb, "q", opts...)
-		require.NoError(t, err)
+		testbed.NewQueue(t, rdb, "q", opts...)
 	}
+}
+
+func TestRegression_AKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		for i := range 60 {
+			b.enqueue(delayqueue.Job{Key: fmt.Sprint("other", i), MaxAge: 500 * time.Millisecond})
+		}
+		for range 5 {
+			b.enqueue(delayqueue.Job{Key: "k", MaxAge: 550 * time.Millisecond})
+		}
+		time.Sleep(600 * time.Millisecond)
+		b.enqueue(delayqueue.Job{Key: "k"})
+	}, delayqueue.WithMaxDepthPerKey(5))
+}
+
+// Dead letters with large payloads refuse nothing, and leave what is open its whole room.
+func TestHistory_LargeDeadLettersRefuseNothing(t *testing.T) {
+	var warned watch
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(1), delayqueue.WithMaxBytes(16<<20), delayqueue.WithQueueObserver(&warned))
+	payload := make([]byte, 256<<10)
+	w := b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") }, delayqueue.WithConcurrency(4))
+	var ids []string
+	for n := int64(1); n <= 3; n++ { // there is room for 51 that are open at once
+		ids = append(ids, b.enqueueAll(20, func(i int) delayqueue.Job {
+			return delayqueue.Job{Key: fmt.Sprint(i), Principal: fmt.Sprint("p", i), Payload: payload}
+		})...)
+		redistest.Eventually(t, func() bool { return b.stats().Totals.Died == 20*n }, "all are dead")
+	}
+	require.NoError(t, w.Stop(t.Context()))
+	last := 0
+	for _, id := range ids {
+		require.Equal(t, delayqueue.StateDead, b.status(id).State)
+		if _, err := b.queue.Payload(t.Context(), id); err == nil {
+			last++
+		}
+	}
+	t.Logf("%d are kept, counted %d MiB, of Redis %d MiB", last, b.stats().Bytes>>20, b.memory()>>20)
+	require.GreaterOrEqual(t, last, 24)
+	require.EqualValues(t, last, b.stats().Dead)
+	redistest.Eventually(t, func() bool { return len(redistest.Keys(t, b.rdb, b.key("b:"))) == last }, "payloads go with them")
+	require.Len(t, warned.warnings(), 1)
+	require.Equal(t, delayqueue.WarnForgotten, warned.warnings()[0].Kind)
+	b.enqueueAll(50, func(i int) delayqueue.Job { return delayqueue.Job{Payload: payload} })
+	require.EqualValues(t, 50, b.stats().Queued)
+	require.LessOrEqual(t, b.memory(), int64(24<<20))
+}
+
+// What docs/operations.md says of the memory that messages take.
+func TestQueue_MemoryOfAMessage(t *testing.T) {
+	const messages, done = 500, 150                                            // bytes of each
+	for payload, queued := range map[int]int{64: 400, 1024: 400, 16384: 450} { // beside a payload; a long one has a key of its own
+		t.Run(fmt.Sprint(payload, " bytes"), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, redistest.Real(t), delayqueue.WithMaxDepthPerKey(messages))
+			used := func() (bytes int64) {
+				for _, name := range redistest.Keys(t, b.rdb, b.key("")) {
+					size, err := b.rdb.MemoryUsage(t.Context(), name, 0).Result()
+					require.NoError(t, err)
+					bytes += size
+				}
+				return bytes / messages
+			}
+			for n := range messages {
+				b.enqueue(delayqueue.Job{
+					Key: fmt.Sprint("order:", n%10), Name: "ship", Payload: bytes.Repeat([]byte("x"), payload),
+				})
+			}
+			size := used()
+			t.Logf("MEMORY USAGE of a message that is queued: %d bytes", size)
+			require.LessOrEqual(t, size, int64(queued+payload*5/4)) // the allocator rounds up
+			b.start(func(context.Context, delayqueue.Message) error { return nil })
+			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == messages }, "all run")
+			size = used()
+			t.Logf("MEMORY USAGE of a message that is done: %d bytes", size)
+			most := int64(done)
+			if info, err := b.rdb.Info(t.Context(), "memory").Result(); err != nil || !strings.Contains(info, "mem_allocator:jemalloc") {
+				most += 10 // libc's allocator rounds up further
+			}
+			require.LessOrEqual(t, size, most)
+		})
+	}
+}
+
+// What ended is remembered for as long as it has to be, and not much longer.
+func TestQueue_WhatEndedIsForgotten(t *testing.T) {
+	const retention = time.Second
+	each(t, func(t *testing.T, b *bench) {
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			return delayqueue.SetResult(ctx, []byte("result"))
+		}, delayqueue.WithClaimLease(retention/3))
+		began := time.Now()
+		ids := map[string]time.Time{}
+		for len(ids) == 0 || time.Since(began) < 3*retention {
+			before := time.Now()
+			id := b.enqueue(delayqueue.Job{})
+			s := b.waitFor(id)
+			require.Equal(t, delayqueue.StateDone, s.State)
+			ids[id] = before // it ends
+			for id, ended := range ids {
+				_, err := b.queue.Result(t.Context(), id)
+				if time.Since(ended) < retention {
+					require.NoError(t, err, "%s after it ended", time.Since(ended))
+				} else if err != nil {
+					require.ErrorIs(t, err, delayqueue.ErrNotFound)
+					delete(ids, id)
+				}
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		redistest.Eventually(t, func() bool {
+			for i := range 4 {
+				if b.rdb.Exists(t.Context(), b.key(fmt.Sprint("s", i)), b.key(fmt.Sprint("n", i)), b.key(fmt.Sprint("d", i))).Val() > 0 {
+					return false
+				}
+			}
+			return true
+		}, "nothing is remembered")
+	}, delayqueue.WithRetention(retention))
 }

@@ -3,11 +3,11 @@
 package delayqueue_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -28,36 +28,26 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// What goes wrong around the queue.
+// What goes wrong around the queue. What goes wrong with a network, with clients and with scripts is played by the worlds of module sim.
 const (
-	faultCut         = "cut"          // every connection of the proxy breaks
-	faultDelay       = "delay"        // the network is slow for a while
-	faultFlush       = "flush"        // SCRIPT FLUSH
-	faultKill        = "kill"         // kill -9 of a worker; another one starts
-	faultLoseReply   = "lose reply"   // a command runs, and its reply is lost
-	faultLoseRequest = "lose request" // a command is lost
-	faultReshard     = "reshard"      // a partition, or the manifest, moves to another node, slowly or not
-	faultRestart     = "restart"      // kill -9 of Redis, which starts again on its data
-	faultStop        = "stop"         // SIGSTOP of a worker for longer than its leases
-	faultSubscribers = "subscribers"  // CLIENT KILL TYPE pubsub
+	faultKill        = "kill"        // kill -9 of a worker; another one starts
+	faultReshard     = "reshard"     // a partition, or the manifest, moves to another node, slowly or not
+	faultRestart     = "restart"     // kill -9 of Redis, which starts again on its data
+	faultStop        = "stop"        // SIGSTOP of a worker for longer than its leases
+	faultSubscribers = "subscribers" // CLIENT KILL TYPE pubsub
 )
 
 // chaos is a round: enqueuers, worker processes and fresh calls on one queue, while things go wrong.
 type chaos struct {
-	Messages, Keys, Workers int
-	Partitions              int           // zero: 1
-	Lease                   time.Duration // of claims and locks
-	Work                    time.Duration // of a handler, at most; zero: 3 ms
-	Concurrency             int           // of a worker; zero: 4
-	Attempts                int           // zero: 50
-	Plain                   bool          // all messages have a key, and work
-	Enqueuers               int           // zero: 4
-	Fresh                   int           // fresh calls at a time, which retry
-	Parking                 int           // fresh calls at a time, which are parked on a conflict
-	Length                  time.Duration // of the round, at least
-	SlowLocks               time.Duration // how long a worker's locks are under way, at most
-	Cluster                 *redistest.Cluster
-	Faults                  map[string]time.Duration // about how often
+	Messages, Keys, Workers, Partitions int
+	Lease                               time.Duration // of claims and locks
+	Plain                               bool          // all messages have a key, and work
+	Fresh                               int           // fresh calls at a time, which retry
+	Parking                             int           // fresh calls at a time, which are parked on a conflict
+	Length                              time.Duration // of the round, at least
+	SlowLocks                           time.Duration // how long a worker's locks are under way, at most
+	Cluster                             *redistest.Cluster
+	Faults                              map[string]time.Duration // about how often
 }
 
 type chaosRunner struct {
@@ -65,7 +55,6 @@ type chaosRunner struct {
 	t       *testing.T
 	seed    uint64
 	server  *redistest.Server
-	proxy   *redistest.Proxy
 	direct  redis.UniversalClient
 	config  chaosConfig
 	dir     string
@@ -78,15 +67,38 @@ type chaosRunner struct {
 	fresh []*run
 }
 
+// seedFlag replays the choices of a round. What the network and the scheduler do between them is not replayed.
+var seedFlag = flag.Uint64("seed", 0, "of the faults; 0: a new one")
+
+// soak runs rounds until they came to so many messages, and to enough to show anything. So many percent of the messages are done, at least.
+func (c chaos) soak(t *testing.T, messages, done int, enough func(a *account) bool) {
+	t.Helper()
+	const most = 6 // times that a round may be repeated until enough happened
+	total := newAccount(cmp.Or(*seedFlag, rand.Uint64N(1e9)+1))
+	for n := uint64(0); total.messages < messages || n < most && !enough(total); n++ {
+		if seed := total.seed + n; !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			a := c.run(t, seed)
+			t.Log(a)
+			for _, v := range a.violations[:min(10, len(a.violations))] {
+				t.Errorf("seed %d: %s", a.seed, v)
+			}
+			total.add(a)
+		}) {
+			return
+		}
+	}
+	t.Log("in all: ", total)
+	require.True(t, enough(total), "too little happened")
+	require.GreaterOrEqual(t, total.states["done"]*100, total.messages*done)
+}
+
 // run runs a round and returns its account.
 func (c chaos) run(t *testing.T, seed uint64) *account {
 	t.Helper()
 	defer redistest.Busy()()
-	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}}
-	r.config = chaosConfig{
-		Prefix: "p", Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease, Work: cmp.Or(c.Work, 3*time.Millisecond),
-		Concurrency: cmp.Or(c.Concurrency, 4), MaxAttempts: cmp.Or(c.Attempts, 50),
-	}
+	const enqueuers = 8
+	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: newAccount(seed)}
+	r.config = chaosConfig{Prefix: "p", Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease}
 	if c.Cluster != nil {
 		rdb := c.Cluster.Client(t)
 		r.config.Addrs = rdb.Options().Addrs
@@ -95,7 +107,6 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 		}))
 	} else {
 		r.server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-		r.proxy = redistest.NewProxy(t, r.server.Addr)
 		r.config.Addrs = []string{r.server.Addr}
 	}
 	if c.SlowLocks > 0 {
@@ -105,25 +116,24 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 	}
 	r.direct = r.config.client()
 	t.Cleanup(func() { _ = r.direct.Close() })
-	for range c.Workers {
-		r.slots = append(r.slots, nil)
-		r.start(len(r.slots) - 1)
+	r.slots = make([]*redistest.Process, c.Workers)
+	for slot := range r.slots {
+		r.start(slot)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var calls, enqueuers, faults sync.WaitGroup
+	var calls, enqueues, faults sync.WaitGroup
 	for i := range c.Fresh + c.Parking {
 		calls.Go(func() { r.call(ctx, i, i < c.Parking) })
 	}
-	each := cmp.Or(c.Enqueuers, min(4, c.Keys))
-	for i := range each {
-		enqueuers.Go(func() { r.enqueue(i, each) })
+	for i := range min(enqueuers, c.Keys) {
+		enqueues.Go(func() { r.enqueue(i, min(enqueuers, c.Keys)) })
 	}
 	stop := make(chan struct{})
 	faults.Go(func() { r.harm(stop) })
 	ends := time.Now().Add(c.Length)
-	enqueuers.Wait()
+	enqueues.Wait()
 	time.Sleep(time.Until(ends))
 	cancel()
 	calls.Wait()
@@ -135,14 +145,11 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 	return r.account
 }
 
-// start starts a new worker in a slot. Every second slot talks through the proxy.
+// start starts a new worker in a slot.
 func (r *chaosRunner) start(slot int) {
 	config := r.config
 	config.Process = len(r.files) + 1
 	config.File = filepath.Join(r.dir, fmt.Sprint(config.Process))
-	if r.proxy != nil && slot%2 == 0 {
-		config.Addrs = []string{r.proxy.Addr}
-	}
 	text, err := json.Marshal(config)
 	require.NoError(r.t, err)
 	r.slots[slot] = redistest.StartProcess(r.t, "", chaosVar+"="+string(text))
@@ -152,16 +159,9 @@ func (r *chaosRunner) start(slot int) {
 // enqueue stores an enqueuer's share, those of a key one after the other.
 func (r *chaosRunner) enqueue(who, of int) {
 	rng := rand.New(rand.NewPCG(r.seed, uint64(who)))
-	config := r.config
-	if r.proxy != nil {
-		config.Addrs = []string{r.proxy.Addr}
-	}
-	if who%2 == 1 {
-		config.Retries = -1
-	}
-	rdb := config.client()
+	rdb := r.config.client()
 	defer func() { _ = rdb.Close() }()
-	q, err := config.queue(rdb)
+	q, err := r.config.queue(rdb)
 	must(err)
 	for i := who; i < r.Messages; i += of {
 		m := &sent{id: fmt.Sprint("m", i), key: fmt.Sprint("key", who+of*rng.IntN(max(1, r.Keys/of))), name: nameWork, place: i}
@@ -227,7 +227,7 @@ func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
 	}
 	for over.Err() == nil {
 		f := &run{event: event{Kind: eventFresh, Key: fmt.Sprint("key", rand.IntN(r.Keys)), Process: -1 - who}, asked: history.Now()}
-		err := guard.Do(ctx, core.Call{Key: f.Key, Name: nameWork, Encode: func() ([]byte, error) { return nil, nil }}, func(ctx context.Context) error {
+		err := guard.Do(ctx, core.Call{Key: f.Key, Name: nameWork, Encode: nothing}, func(ctx context.Context) error {
 			lease, _ := core.LeaseFrom(ctx)
 			f.Fence = lease.Fence()
 			if f.At = history.Now(); ctx.Err() != nil {
@@ -237,7 +237,7 @@ func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
 			r.fresh = append(r.fresh, f)
 			r.mu.Unlock()
 			f.alive = f.At
-			for until := time.Now().Add(rand.N(r.config.Work)); time.Now().Before(until); time.Sleep(500 * time.Microsecond) {
+			for until := time.Now().Add(rand.N(chaosWork)); time.Now().Before(until); time.Sleep(500 * time.Microsecond) {
 				at := history.Now()
 				if ctx.Err() != nil {
 					return ctx.Err()
@@ -299,18 +299,6 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 	case faultRestart:
 		r.server.Kill()
 		r.server.Restart(r.t)
-	case faultCut:
-		r.proxy.Cut()
-	case faultDelay:
-		r.proxy.Delay(func() time.Duration { return rand.N(20 * time.Millisecond) })
-		time.Sleep(100 * time.Millisecond)
-		r.proxy.Delay(nil)
-	case faultLoseReply:
-		r.proxy.LoseReply(once(rng.IntN(5)))
-	case faultLoseRequest:
-		r.proxy.LoseRequest(once(rng.IntN(5)))
-	case faultFlush:
-		_ = r.direct.ScriptFlush(r.t.Context()).Err()
 	case faultReshard:
 		bases := append(r.config.bases(), r.config.Prefix+":queue:{q}")
 		base := bases[rng.IntN(len(bases))]
@@ -322,17 +310,6 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 		slot.Finish(r.t)
 	case faultSubscribers:
 		_ = r.direct.Do(r.t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err()
-	}
-}
-
-// once matches one script call out of the next few. The proxy asks under its lock.
-func once(skip int) func([]byte) bool {
-	return func(request []byte) bool {
-		if !bytes.Contains(bytes.ToLower(request), []byte("evalsha")) {
-			return false
-		}
-		skip--
-		return skip == -1
 	}
 }
 
@@ -376,22 +353,11 @@ func (r *chaosRunner) finish() {
 	}
 	q, err := r.config.queue(r.direct)
 	require.NoError(r.t, err)
-	errs := make([]error, 4)
-	var readers sync.WaitGroup
-	for i := range errs {
-		readers.Go(func() {
-			for at := i; at < len(r.sent); at += len(errs) {
-				m := r.sent[at]
-				s, err := q.Status(context.Background(), m.id)
-				m.status, m.found = s, err == nil
-				if err != nil && !errors.Is(err, delayqueue.ErrNotFound) {
-					errs[i] = err
-				}
-			}
-		})
+	for _, m := range r.sent {
+		m.status, err = q.Status(context.Background(), m.id)
+		m.found = err == nil
+		require.True(r.t, m.found || errors.Is(err, delayqueue.ErrNotFound), err)
 	}
-	readers.Wait()
-	require.NoError(r.t, errors.Join(errs...))
 	for _, base := range r.config.bases() {
 		for _, set := range []string{":z", ":w", ":f"} {
 			left, err := r.direct.ZRange(context.Background(), base+set, 0, 5).Result()
@@ -403,19 +369,8 @@ func (r *chaosRunner) finish() {
 	}
 	events, err := readEvents(r.files)
 	require.NoError(r.t, err)
-	r.account.check(r.sent, events, r.fresh, r.config.MaxAttempts)
+	r.account.check(r.sent, events, r.fresh)
 	if len(r.account.violations) > 0 && os.Getenv("PERKEY_CHAOS_KEEP") != "" {
 		_ = os.CopyFS(os.Getenv("PERKEY_CHAOS_KEEP"), os.DirFS(r.dir))
-	}
-}
-
-// settleUp logs an account, and fails the test for what it has.
-func settleUp(t *testing.T, a *account) {
-	t.Helper()
-	t.Log(a)
-	for i, v := range a.violations {
-		if i < 10 {
-			t.Errorf("seed %d: %s", a.seed, v)
-		}
 	}
 }

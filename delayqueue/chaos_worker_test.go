@@ -27,20 +27,23 @@ import (
 // chaosVar holds a chaosConfig when this test binary is to be a worker of the chaos tests.
 const chaosVar = "PERKEY_DELAYQUEUE_CHAOS"
 
+func init() { processes[chaosVar] = chaosProcess }
+
 // chaosConfig is what a worker process of the chaos tests needs to know.
 type chaosConfig struct {
-	Addrs       []string // more than one: a Cluster
-	Locks       string   // where the worker's locks are asked for; empty: as above
-	Prefix      string
-	Partitions  int
-	Lease       time.Duration // of claims and of locks
-	Concurrency int
-	MaxAttempts int
-	Work        time.Duration // of a handler, at most
-	File        string
-	Process     int
-	Retries     int // of go-redis
+	Addrs      []string // more than one: a Cluster
+	Locks      string   // where the worker's locks are asked for; empty: as above
+	Prefix     string
+	Partitions int
+	Lease      time.Duration // of claims and of locks
+	File       string
+	Process    int
 }
+
+const (
+	chaosAttempts = 50
+	chaosWork     = 4 * time.Millisecond // of a handler, at most
+)
 
 func (c chaosConfig) client() redis.UniversalClient {
 	if len(c.Addrs) > 1 {
@@ -48,12 +51,12 @@ func (c chaosConfig) client() redis.UniversalClient {
 			Addrs: c.Addrs, ClusterStateReloadInterval: time.Second, DialTimeout: time.Second, ReadTimeout: 500 * time.Millisecond,
 		})
 	}
-	return redis.NewClient(&redis.Options{Addr: c.Addrs[0], DialTimeout: time.Second, ReadTimeout: 500 * time.Millisecond, MaxRetries: c.Retries})
+	return redis.NewClient(&redis.Options{Addr: c.Addrs[0], DialTimeout: time.Second, ReadTimeout: 500 * time.Millisecond})
 }
 
 func (c chaosConfig) queue(rdb redis.UniversalClient) (*delayqueue.Queue, error) {
 	return delayqueue.New(rdb, "q", delayqueue.WithPrefix(c.Prefix), delayqueue.WithPartitions(c.Partitions),
-		delayqueue.WithMaxAttempts(c.MaxAttempts), delayqueue.WithMaxDepth(100_000), delayqueue.WithMaxDepthPerKey(100_000))
+		delayqueue.WithMaxAttempts(chaosAttempts), delayqueue.WithMaxDepth(100_000), delayqueue.WithMaxDepthPerKey(100_000))
 }
 
 func (c chaosConfig) locker(rdb redis.UniversalClient, opts ...core.Option) (*core.Locker, error) {
@@ -152,7 +155,7 @@ func (c chaosConfig) handler(j *journal) delayqueue.Handler {
 			e.Kind, e.At, e.Text = eventEnd, history.Now(), text
 			j.write(e)
 		}
-		work := rand.N(c.Work)
+		work := rand.N(chaosWork)
 		if m.Name == nameSlow {
 			work = c.Lease * 3 / 2
 		}
@@ -199,7 +202,7 @@ func chaosProcess(text string) {
 	locker, err := c.locker(locks, core.WithObserver(losses{j: j}))
 	must(err)
 	w, err := delayqueue.NewWorker(q, locker, c.handler(j), delayqueue.WithObserver(j), delayqueue.WithClaimLease(c.Lease),
-		delayqueue.WithConcurrency(c.Concurrency), delayqueue.WithRetryBackoff(time.Millisecond, 10*time.Millisecond),
+		delayqueue.WithConcurrency(4), delayqueue.WithRetryBackoff(time.Millisecond, 10*time.Millisecond),
 		delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond),
 		delayqueue.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
 	must(err)

@@ -1,17 +1,23 @@
 package delayqueue
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
+	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -120,8 +126,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 				t.Fatal("it waits for a slot")
 			}
 			w.handlers.Wait()
-			s, err := q.Status(t.Context(), "id")
-			require.NoError(t, err)
+			s := statusTest(t, q, "id")
 			require.Equal(t, map[bool]State{false: StateDone, true: StateQueued}[full], s.State)
 			require.Equal(t, map[bool]int{false: 1}[full], s.Attempts)
 		})
@@ -131,32 +136,29 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 // marksAlone reports it if nobody learns that a message was run alone when its worker died.
 func marksAlone(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	t.Helper()
-	q := testQueue(t, env)
-	for _, hook := range hooks {
-		q.rdb.(*redis.Client).AddHook(hook)
-	}
+	q := hookedQueue(t, env, "q", hooks)
 	p := q.manifests.partitions[0]
 	enqueueTest(t, q, "id", "")
 	for try := range 3 {
 		c := claimTest(t, q, fmt.Sprint("try.", try+1), 1)[0]
 		if was := c.stored.Alone; was != (try > 0) {
-			return fmt.Errorf("try %d: it was run alone: %v", try, was)
+			return violated("try %d: it was run alone: %v", try, was)
 		}
 		for range 2 { // the second as after a lost reply
 			if held, err := p.Extend(t.Context(), q.rdb, time.Minute, true, c.stored); err != nil || !held[0] {
-				return fmt.Errorf("it is held: %v, %w", held, err)
+				return violated("it is held: %v, %v", held, err)
 			}
 		}
 		if try == 2 {
 			if !settleTest(t, c, outcome{end: store.Failed, err: errTooOld}) {
-				return errors.New("its claim cannot be settled")
+				return violated("its claim cannot be settled")
 			}
 			break
 		}
 		require.NoError(t, q.rdb.ZAdd(t.Context(), p.Keys[store.KeyRunning], scored(1, store.MemberOf("id", ""))).Err()) // its worker dies
 	}
 	if claimTest(t, q, "last.1", 1)[0].stored.Alone {
-		return errors.New("its attempt has ended, and it was run alone")
+		return violated("its attempt has ended, and it was run alone")
 	}
 	return nil
 }
@@ -172,4 +174,231 @@ func TestClaim_MutantsOfTheLastAttemptAreCaught(t *testing.T) {
 		{"a loss forgets it", "claim", "'-', mark and mark", "'-', mark and '------'"},
 		{"a noted message is not held", "", "state:sub(8) == sent:sub(8)", "state:sub(2) == sent:sub(2)"},
 	})
+}
+
+// aroundScript runs a script as run does.
+type aroundScript struct {
+	script *luascript.Script
+	run    func(next func() error) error
+}
+
+func (h aroundScript) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h aroundScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !redistest.IsScript(cmd) || cmd.Args()[1] != h.script.Hash() && cmd.Args()[1] != h.script.Source() {
+			return next(ctx, cmd)
+		}
+		err := h.run(func() error { return next(ctx, cmd) })
+		cmd.SetErr(err)
+		return err
+	}
+}
+
+func (h aroundScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// settledObserver has the last outcome.
+type settledObserver struct {
+	NopObserver
+	last Settled
+}
+
+func (o *settledObserver) OnSettled(_ context.Context, s Settled) { o.last = s }
+
+// internalWorker is a Worker that is not started, and what was told of its last settlement.
+func internalWorker(t *testing.T, q *Queue, h Handler, opts ...WorkerOption) (*Worker, *settledObserver) {
+	t.Helper()
+	seen := &settledObserver{}
+	w, err := NewWorker(q, lockerTest(t, q), h, append([]WorkerOption{WithLogger(slog.New(slog.DiscardHandler)), WithObserver(seen)}, opts...)...)
+	require.NoError(t, err)
+	return w, seen
+}
+
+// takes has a Worker that is not started claim a message.
+func (w *Worker) takes(t *testing.T, token string) *claim {
+	t.Helper()
+	b, err := w.queue.manifests.partitions[0].Claim(t.Context(), token, time.Minute, 1)
+	require.NoError(t, err)
+	require.Len(t, b.Messages, 1)
+	return w.claims.add(w.ctx, w.queue, w.queue.manifests.partitions[0], b.Messages[0], token, time.Now().Add(time.Minute))
+}
+
+// Why a message that is to run alone goes back is told as it is.
+func TestLastAttempt_ThatCannotBeAloneTellsWhy(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, w *Worker)
+		reply   error
+		want    error
+		delayed bool
+	}{
+		"redis refuses":    {reply: replyError("NOPERM no permissions"), want: core.ErrUnavailable, delayed: true},
+		"another is alone": {prepare: func(_ *testing.T, w *Worker) { w.slots.alone <- struct{}{} }, want: errNotAlone},
+		"the claim is lost": {prepare: func(t *testing.T, w *Worker) {
+			require.NoError(t, w.queue.rdb.Del(t.Context(), w.queue.manifests.partitions[0].Keys[store.KeyAttempts]).Err())
+		}, want: ErrClaimLost},
+		"stopped": {prepare: func(t *testing.T, w *Worker) {
+			w.slots.taken <- struct{}{}
+			require.NoError(t, w.Stop(t.Context()))
+		}, want: ErrStopped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				q := testQueue(t, env, WithMaxAttempts(2))
+				q.rdb.(*redis.Client).AddHook(aroundScript{store.Scripts["extend"], func(next func() error) error {
+					if c.reply != nil {
+						return c.reply
+					}
+					return next()
+				}})
+				w, seen := internalWorker(t, q, func(context.Context, Message) error {
+					t.Error("it runs")
+					return nil
+				})
+				enqueueTest(t, q, "last", "")
+				require.NoError(t, q.rdb.HSet(t.Context(), q.manifests.partitions[0].Keys[store.KeyAttempts], "last", "-------1 0 1 0  died").Err())
+				last := w.takes(t, "token")
+				if c.prepare != nil {
+					c.prepare(t, w)
+				}
+				w.slots.taken <- struct{}{}
+				w.begin(last)
+				w.handlers.Wait()
+				require.ErrorIs(t, seen.last.Err, c.want)
+				require.NotErrorIs(t, seen.last.Err, errNoSlot)
+				require.Equal(t, c.delayed, seen.last.Delay > 0)
+			})
+		})
+	}
+}
+
+// cardError is a handler's error with a secret in it.
+type cardError struct{ number string }
+
+func (e *cardError) Error() string { return "declined: " + e.number }
+
+// What Redis has sealed is not in the log either.
+func TestSettle_LogsNoErrorOfAnEncryptedQueue(t *testing.T) {
+	const secret = "4111 1111"
+	for name, c := range map[string]struct {
+		handler Handler
+		shown   string
+	}{
+		"wrapped":  {func(context.Context, Message) error { return fmt.Errorf("pay %s: %w", secret, &cardError{secret}) }, "*delayqueue.cardError"},
+		"no retry": {func(context.Context, Message) error { return SkipRetry(&cardError{secret}) }, "*delayqueue.cardError"},
+		"panics":   {func(context.Context, Message) error { panic(secret) }, "*delayqueue.panicError"},
+	} {
+		for _, encrypted := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, encrypted=%v", name, encrypted), func(t *testing.T) {
+				env := redistest.Embedded(t)
+				opts := []Option{WithPrefix(env.Prefix)}
+				if encrypted {
+					opts = append(opts, WithEncryption(Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}}))
+				}
+				q, err := New(env.Client(t), "q", opts...)
+				require.NoError(t, err)
+				var logged bytes.Buffer
+				w, _ := internalWorker(t, q, c.handler, WithLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))))
+				enqueueTest(t, q, "id", "")
+				w.process(w.takes(t, "token"))
+				if encrypted {
+					require.Contains(t, logged.String(), c.shown)
+					assertHidden(t, logged.String(), []byte(secret))
+				} else {
+					require.Contains(t, logged.String(), secret)
+				}
+			})
+		}
+	}
+}
+
+// A fetcher that waits for a slot when a message is about to run alone takes none that becomes free.
+func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &fetcher{
+			Worker:    &Worker{slots: newSlots(2, true, nil), stopping: make(chan struct{})},
+			moreSlots: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		}
+		w.slots.taken <- struct{}{} // the message's
+		w.slots.taken <- struct{}{} // another one's
+		taken := make(chan int)
+		go func() { taken <- w.takeSlots() }()
+		synctest.Wait()
+		w.slots.alone <- struct{}{}
+		w.slots.free(1)
+		require.Zero(t, <-taken)
+		require.Len(t, w.slots.taken, 1, "the message is alone")
+
+		go func() { taken <- w.takeSlots() }()
+		synctest.Wait()
+		<-w.slots.alone
+		w.moreSlots <- struct{}{}
+		require.Equal(t, 1, <-taken)
+	})
+}
+
+// Pause, or Stop, comes after a turn decided to go on, and before its settlement.
+func TestPause_ASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
+		enqueueTest(t, q, "first", "k")
+		enqueueTest(t, q, "behind", "k")
+		c := w.takes(t, "token")
+		w.Pause()
+		followed := w.settle(c, outcome{end: store.Finished, ofKey: true})
+		require.Nil(t, followed, "claimed all the same")
+		s := statusTest(t, q, "behind")
+		require.Equal(t, StateQueued, s.State)
+	})
+}
+
+// The defaults: 1, 2, 4, 8, 16 and then every 30 s, each up to a fifth shorter.
+func TestLaterDelay_ServiceThatIsAwayForAMinute(t *testing.T) {
+	const away, age = time.Minute, 15 * time.Minute
+	for range 1_000 {
+		now, tries := time.Duration(0), 0
+		for now < away {
+			tries++
+			delay, inTime := laterDelay(tries, bounds{time.Second, time.Minute}, 0, age-now)
+			require.True(t, inTime)
+			require.LessOrEqual(t, delay, 30*time.Second)
+			now += delay
+		}
+		require.Less(t, now, away+30*time.Second, "it is done by then")
+		require.LessOrEqual(t, tries, 7)
+		require.Greater(t, tries, 5, "more than attempts")
+	}
+}
+
+func TestLaterDelay_TriesUntilTheAgeEnds(t *testing.T) {
+	for range 200 {
+		age := time.Duration(rand.N(int64(10 * time.Minute)))
+		left, tries := age, 0
+		for {
+			tries++
+			delay, inTime := laterDelay(tries, bounds{time.Second, time.Minute}, 0, left)
+			if !inTime {
+				break
+			}
+			require.GreaterOrEqual(t, delay, 800*time.Millisecond)
+			require.Less(t, delay, left)
+			left -= delay
+		}
+		require.LessOrEqual(t, left, min(age, time.Second), "no more than the shortest delay is left")
+		require.LessOrEqual(t, tries, 40)
+	}
+}
+
+func TestLaterDelay_IsNoShorterThanWhatTheOtherSideSays(t *testing.T) {
+	delay, inTime := laterDelay(1, bounds{time.Second, time.Minute}, 5*time.Minute, 6*time.Minute)
+	require.Equal(t, 5*time.Minute, delay, "though it is beyond 30 s and half of what is left")
+	require.True(t, inTime)
+	_, inTime = laterDelay(1, bounds{time.Second, time.Minute}, 5*time.Minute, 5*time.Minute)
+	require.False(t, inTime)
+	delay, _ = laterDelay(20, bounds{time.Second, time.Minute}, time.Millisecond, time.Hour)
+	require.GreaterOrEqual(t, delay, 24*time.Second)
+	delay, _ = laterDelay(1, bounds{time.Minute, time.Hour}, 0, time.Hour)
+	require.LessOrEqual(t, delay, 30*time.Second)
 }

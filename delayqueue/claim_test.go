@@ -2,46 +2,23 @@ package delayqueue_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-func TestClaim_AHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
-		for _, lease := range []time.Duration{600 * time.Millisecond, 5 * time.Second} {
-			var runs atomic.Int64
-			slow := func(ctx context.Context, _ delayqueue.Message) error {
-				runs.Add(1)
-				select {
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				case <-time.After(5 * lease): // the promise is about time
-					return nil
-				}
-			}
-			keyed, keyless := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})
-			var workers []*delayqueue.Worker
-			for range 2 {
-				workers = append(workers, b.start(slow, delayqueue.WithClaimLease(lease)))
-			}
-			time.Sleep(6 * lease)
-			for _, id := range []string{keyed, keyless} {
-				s := b.status(id)
-				require.Equal(t, delayqueue.StateDone, s.State)
-				require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
-			}
-			require.EqualValues(t, 2, runs.Load())
-			for _, w := range workers {
-				require.NoError(t, w.Stop(t.Context()))
-			}
-		}
-	})
-}
 
 func TestClaim_ALateResultIsRefused(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
@@ -90,42 +67,145 @@ func TestClaim_AHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 	})
 }
 
-func TestClaim_AWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
+// Calls of a guard with MinHold, fresh and parked, come no closer than that, of each key, whichever of two workers runs them.
+func TestWithAcquireOptions_MinHold(t *testing.T) {
+	const keys, calls, apart = 3, 5, 200 * time.Millisecond
 	each(t, func(t *testing.T, b *bench) {
-		started, block := make(chan string, 10), make(chan struct{})
-		defer close(block)
-		for range 10 {
-			b.enqueue(delayqueue.Job{})
-		}
-		b.start(func(_ context.Context, m delayqueue.Message) error {
-			started <- m.ID
-			<-block
+		var mu sync.Mutex
+		fences := map[string][]int64{} // times of Redis, in µs
+		run := func(ctx context.Context, key string) error {
+			lease, _ := core.LeaseFrom(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			fences[key] = append(fences[key], lease.Fence())
 			return nil
-		}, delayqueue.WithConcurrency(3))
-		for range 3 {
-			next(t, started)
 		}
-		require.Equal(t, [3]int64{7, 3, 0}, b.inState())
-		block <- struct{}{}
-		next(t, started)
+		for range 2 {
+			b.start(func(ctx context.Context, m delayqueue.Message) error { return run(ctx, m.Key) }, delayqueue.WithAcquireOptions(core.MinHold(apart)))
+		}
+		guard := b.other.Guard(delayqueue.Policy(b.queue), core.MinHold(apart))
+		var all sync.WaitGroup
+		for i := range keys * calls {
+			key := fmt.Sprint("k", i%keys)
+			all.Go(func() {
+				call := core.Call{Key: key, Encode: nothing}
+				err := guard.Do(t.Context(), call, func(ctx context.Context) error { return run(ctx, key) })
+				if !errors.Is(err, core.ErrDeferred) {
+					assert.NoError(t, err)
+				}
+			})
+		}
+		all.Wait()
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all have run")
+		mu.Lock()
+		defer mu.Unlock()
+		for key, granted := range fences {
+			require.Len(t, granted, calls, key)
+			slices.Sort(granted)
+			for i := 1; i < calls; i++ { // Redis counts in ms
+				require.Greater(t, granted[i]-granted[i-1], (apart - 2*time.Millisecond).Microseconds(), key)
+			}
+		}
+		require.Len(t, fences, keys)
 	})
 }
 
-func TestClaim_AnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
+func TestWithAcquireOptions_MaxHold(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
+		causes := make(chan error, 10)
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			<-ctx.Done()
+			causes <- context.Cause(ctx)
+			return ctx.Err()
+		}, delayqueue.WithAcquireOptions(core.MaxHold(100*time.Millisecond)))
 		id := b.enqueue(delayqueue.Job{Key: "k"})
-		after := b.enqueue(delayqueue.Job{Key: "k"})
-		var r ran
-		// Two claims by workers that said nothing more; the second had nothing else.
-		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("z"), id+" k").Err())
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "ralone!2 0 1 0 dead ").Err())
-		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("w"), redisZ(1, id+" k")).Err())
-		b.start(r.handle)
-		b.reaches(after, delayqueue.StateDone)
-		s := b.status(id)
-		require.Equal(t, delayqueue.StateDead, s.State)
-		require.Equal(t, []int{2, 2}, []int{s.Attempts, s.Losses})
-		require.Contains(t, s.Cause, "worker died")
-		require.Equal(t, []string{after}, r.ids())
+		for range 2 {
+			require.ErrorIs(t, next(t, causes), core.ErrLeaseLost)
+		}
+		require.Equal(t, 2, b.reaches(id, delayqueue.StateDead).Losses)
 	}, delayqueue.WithMaxAttempts(2))
+}
+
+// A grant that no replica has does not count: the message is not run.
+func TestWithAcquireOptions_WaitReplicas(t *testing.T) {
+	env := redistest.Real(t)
+	b := setup(t, env)
+	b.start(func(context.Context, delayqueue.Message) error {
+		t.Error("it ran")
+		return nil
+	}, delayqueue.WithAcquireOptions(core.WaitReplicas(1, time.Millisecond)))
+	id := b.enqueue(delayqueue.Job{Key: "k"})
+	redistest.Eventually(t, func() bool { return strings.Contains(b.rdb.Info(t.Context(), "commandstats").Val(), "cmdstat_wait:") }, "it is asked for replicas")
+	b.reaches(id, delayqueue.StateQueued)
+}
+
+func TestWithAcquireOptions_AreChecked(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	handler := func(context.Context, delayqueue.Message) error { return nil }
+	for name, opts := range map[string][]core.AcquireOption{
+		"nil": {nil}, "too short": {core.MinHold(0)}, "shared": {core.Shared()}, "counted": {core.Counted(2)},
+	} {
+		_, err := delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(opts...))
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorContains(t, err, "WithAcquireOptions", name)
+	}
+	_, err := delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(), delayqueue.WithAcquireOptions(core.Counted(1), core.Named("n", "")))
+	require.NoError(t, err)
+}
+
+// Heartbeats have connections of their own: a service that uses up its pool, for longer than a
+// claim lasts, keeps all that it runs.
+func TestHeartbeat_HeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
+	for name, given := range map[string]bool{"of their own": false, "given": true} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				const pool, messages, lease = 4, 50, 3 * time.Second
+				b := setup(t, env, delayqueue.WithMaxAttempts(10))
+				full := redistest.Client(t, redistest.OnePool(&redis.Options{
+					Addr: env.Addr, PoolSize: pool, MaxActiveConns: pool, PoolTimeout: 100 * time.Millisecond,
+				}))
+				opts := []delayqueue.WorkerOption{delayqueue.WithClaimLease(lease), delayqueue.WithConcurrency(messages)}
+				if given {
+					opts = append(opts, delayqueue.WithHeartbeatClient(env.Client(t)))
+				}
+				var running, lost atomic.Int64
+				done := make(chan struct{})
+				b.startOn(b.newQueue(full, delayqueue.WithMaxAttempts(10)), func(ctx context.Context, _ delayqueue.Message) error {
+					running.Add(1)
+					select {
+					case <-done:
+					case <-ctx.Done():
+						lost.Add(1)
+					}
+					return nil
+				}, opts...)
+				ids := make([]string, messages)
+				for i := range ids {
+					ids[i] = b.enqueue(delayqueue.Job{Key: []string{"", fmt.Sprint(i)}[i%2]})
+				}
+				redistest.Eventually(t, func() bool { return running.Load() == messages }, "all run")
+				var redelivered ran
+				seen := newEvents()
+				b.start(redelivered.handle, delayqueue.WithObserver(seen)) // another process would run what is lost
+
+				var blocked sync.WaitGroup
+				for range 2 * pool { // more wait for their turn
+					blocked.Go(func() {
+						for end := time.Now().Add(3 * lease); time.Now().Before(end); {
+							_ = full.BLPop(t.Context(), time.Until(end).Truncate(time.Second)+time.Second, env.Prefix+"nothing").Err()
+						}
+					})
+				}
+				blocked.Wait()
+				require.Zero(t, lost.Load(), "claims were lost")
+				require.Empty(t, redelivered.ids())
+				close(done)
+				for _, id := range ids {
+					require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
+				}
+				require.Empty(t, seen.reaped)
+				require.Empty(t, redelivered.ids())
+			})
+		})
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -23,12 +22,7 @@ func TestClock_SetBackStopsNothing(t *testing.T) {
 	b.rdb = redistest.Client(t, &redis.Options{Addr: server.Addr})
 	var warned, warnedLater watch
 	b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(&warned))
-	for _, locker := range []**core.Locker{&b.locker, &b.other} {
-		l, err := core.New(b.rdb, core.WithPrefix("p"))
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = l.Close() })
-		*locker = l
-	}
+	b.locker, b.other = b.lockerOn(b.rdb), b.lockerOn(b.rdb)
 	for _, offsets := range [][2]time.Duration{{0, -time.Hour}, {2 * time.Hour, 0}} { // before, and after it was set back
 		server.SetClock(t, offsets[0])
 		var r ran
@@ -46,8 +40,7 @@ func TestClock_SetBackStopsNothing(t *testing.T) {
 		}
 
 		server.SetClock(t, offsets[1])
-		s, err := b.queue.Stats(t.Context())
-		require.NoError(t, err)
+		s := b.stats()
 		require.GreaterOrEqual(t, s.Due, int64(11), "the keyless ones, and the first of each key")
 		require.InDelta(t, offsets[0]-offsets[1], s.ClockBack, float64(5*time.Minute))
 		conflicts := b.status(parked).Conflicts
@@ -82,9 +75,7 @@ func TestClock_NoneButThatOfRedisDecidesWhatIsTooOld(t *testing.T) {
 			b := &bench{t: t, env: &redistest.Env{Addr: server.Addr(), Prefix: "p"}}
 			b.rdb = redistest.Client(t, &redis.Options{Addr: server.Addr()})
 			b.queue = b.newQueue(b.rdb)
-			b.locker, err = core.New(b.rdb, core.WithPrefix("p"))
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = b.locker.Close() })
+			b.locker = b.lockerOn(b.rdb)
 			old := b.enqueue(delayqueue.Job{Key: "k", MaxAge: time.Minute})
 			young := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 3 * time.Minute})
 			later := b.enqueue(delayqueue.Job{Delay: 4 * time.Minute})

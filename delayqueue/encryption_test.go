@@ -297,21 +297,3 @@ func TestEncryption_AKeyringDoesNotShowItsKeys(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, `{"Keys":"Keyring(current k, of 1)"}`, string(text))
 }
-
-func FuzzOpen(f *testing.F) {
-	s := testSealer(f, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
-	sealed := sealTest(f, s, "work")
-	for _, seed := range [][]byte{nil, []byte(keyring.Magic), []byte(keyring.Magic + "\x01\xff"), []byte(keyring.Magic + "\x01\x01k"), sealed, sealed[:len(sealed)-1]} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, stored []byte) {
-		plain, err := s.open(kindPayload, sealedOf{id: "id", key: "key"}, stored)
-		if bytes.Equal(stored, sealed) {
-			require.NoError(t, err)
-			require.Equal(t, "work", string(plain))
-			return
-		}
-		require.ErrorIs(t, err, ErrSealed)
-		require.Nil(t, plain)
-	})
-}

@@ -131,8 +131,7 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		f := setupFragile(t, env)
 		q := f.queue
-		tiny, err := delayqueue.New(f.rdb, "tiny", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(f.watch), delayqueue.WithMaxDepth(3))
-		require.NoError(t, err)
+		tiny := testbed.NewQueue(t, f.rdb, "tiny", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(f.watch), delayqueue.WithMaxDepth(3))
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.NoError(t, f.bench.rdb.HSet(t.Context(), f.key("m"), "junk", "junk").Err())
@@ -175,7 +174,7 @@ func TestEnqueue_EachParkedCallIsToldOnce(t *testing.T) {
 		f.hold("held")
 		guard := f.locker.Guard(delayqueue.Policy(f.newQueue(f.rdb, delayqueue.WithQueueObserver(f.watch))))
 		park := func(int) (receipt delayqueue.Receipt, err error) {
-			err = guard.Do(t.Context(), core.Call{Key: "held", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+			err = guard.Do(t.Context(), core.Call{Key: "held", Encode: nothing}, mustNotRun)
 			if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
 				return delayqueue.Receipt{Ticket: deferred.Ticket, Stored: true}, nil
 			}
@@ -201,11 +200,9 @@ func TestObserver_AMessage(t *testing.T) {
 		opts := append(b.opts, delayqueue.WithQueueObserver(seen))
 		q := b.newQueue(b.rdb, opts...)
 		held := b.hold("k")
-		first, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "work", Principal: "p", Payload: []byte("12345"), Delay: 20 * time.Millisecond})
-		require.NoError(t, err)
+		first := enqueueOn(t, q, delayqueue.Job{Key: "k", Name: "work", Principal: "p", Payload: []byte("12345"), Delay: 20 * time.Millisecond})
 		require.True(t, first.Stored)
-		second, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k", Delay: 30 * time.Millisecond})
-		require.NoError(t, err)
+		second := enqueueOn(t, q, delayqueue.Job{Key: "k", Delay: 30 * time.Millisecond})
 		e := seen.take()[0]
 		require.Positive(t, e.Took)
 		e.Took = 0
@@ -250,7 +247,7 @@ func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
 	guard := b.locker.Guard(delayqueue.Policy(b.queue))
 	b.hold("k")
 	park := func() {
-		_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+		_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: nothing}, mustNotRun)
 	}
 	park()
 	b.lastClaimIsLongAgo()
@@ -282,7 +279,7 @@ func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 		var calls sync.WaitGroup
 		for range callsEach {
 			calls.Go(func() {
-				_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+				_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: nothing}, mustNotRun)
 			})
 		}
 		calls.Wait()
@@ -357,14 +354,12 @@ func TestWarning_AWorkerThatLives(t *testing.T) {
 	t.Parallel()
 	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		busy, err := delayqueue.New(b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
+		busy := testbed.NewQueue(t, b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
 		block := make(chan struct{})
 		defer close(block)
 		b.start((&ran{}).handle)
 		b.startOn(busy, func(context.Context, delayqueue.Message) error { <-block; return nil }, delayqueue.WithConcurrency(1))
-		_, err = busy.Enqueue(t.Context(), delayqueue.Job{})
-		require.NoError(t, err)
+		enqueueOn(t, busy, delayqueue.Job{})
 		for range 60 {
 			time.Sleep(time.Second)
 			for _, queue := range []string{"q", "busy"} {
@@ -415,4 +410,34 @@ func TestEnqueue_WarnsOfADelayJustBelowTheMaxAge(t *testing.T) { // not parallel
 	}
 	require.Equal(t, 1, strings.Count(said.String(), "just below its MaxAge"))
 	require.Contains(t, said.String(), "remind")
+}
+
+// Who gave up has its buffer back.
+func TestRegression_APayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		proxy := redistest.NewProxy(t, b.env.Addr)
+		q := b.newQueue(redistest.Client(t, &redis.Options{Addr: proxy.Addr}))
+		_, err := q.Enqueue(t.Context(), delayqueue.Job{}) // loads the script
+		require.NoError(t, err)
+		proxy.Delay(func() time.Duration { return 100 * time.Millisecond })
+		var callers sync.WaitGroup
+		for i := range 20 {
+			callers.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*10*time.Millisecond)
+				defer cancel()
+				buffer := []byte("order")
+				_, _ = q.Enqueue(ctx, delayqueue.Job{Payload: buffer})
+				copy(buffer, "other")
+			})
+		}
+		callers.Wait()
+		proxy.Delay(nil)
+		enqueueOn(t, q, delayqueue.Job{})
+		time.Sleep(200 * time.Millisecond) // what is on its way arrives
+		entries := b.list(delayqueue.StateQueued)
+		require.Greater(t, len(entries), 2)
+		for _, e := range entries {
+			require.NotEqual(t, "other", b.payload(e.ID))
+		}
+	})
 }

@@ -30,18 +30,18 @@ type history struct {
 }
 
 // run stores a job, and ends its claim.
-func (p *history) run(job Job, v outcome) (string, error) {
+func (p *history) run(job Job, v outcome) (id string) {
 	receipt, err := p.q.Enqueue(p.t.Context(), job)
 	if err != nil {
-		return "", violated("%s is refused beside what ended: %v", job.ID, err)
+		violate("%s is refused beside what ended: %v", job.ID, err)
 	}
 	p.settled++
 	claims := claimTest(p.t, p.q, fmt.Sprint("token.", p.settled), 1)
 	if len(claims) != 1 {
-		return "", violated("%s was not stored", receipt.ID)
+		violate("%s was not stored", receipt.ID)
 	}
 	require.True(p.t, settleTest(p.t, claims[0], v))
-	return receipt.ID, nil
+	return receipt.ID
 }
 
 // early reports whether nothing was stored a minute ago, even on a machine that is busy.
@@ -69,189 +69,138 @@ func (p *history) keeps(id string) bool {
 }
 
 // dies makes a dead letter.
-func (p *history) dies(id, name, principal string, size int) (string, error) {
+func (p *history) dies(id, name, principal string, size int) string {
 	return p.run(Job{ID: id, Name: name, Principal: principal, Payload: make([]byte, size)}, outcome{end: store.Died, err: errors.New("no"), result: []byte("why")})
 }
 
 // playHistory fills the history of a queue, and returns what it should not have forgotten, or stored.
-func playHistory(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+func playHistory(t *testing.T, env *redistest.Env, hooks ...redis.Hook) (err error) {
 	t.Helper()
-	rdb := env.Client(t)
-	for _, hook := range hooks {
-		rdb.AddHook(hook)
-	}
-	q, err := New(rdb, "history", WithPrefix(env.Prefix), WithMaxBytes(2*historyBytes), WithMaxPayload(16<<10))
-	require.NoError(t, err)
+	defer played(&err)
+	q := hookedQueue(t, env, "history", hooks, WithMaxBytes(2*historyBytes), WithMaxPayload(16<<10))
 	p := &history{t: t, q: q, begun: time.Now()}
-	for _, step := range []func() error{p.again, p.ended, p.dead, p.names, p.crowd} {
-		if err := step(); err != nil {
-			return err
-		}
+	for _, step := range []func(){p.again, p.ended, p.dead, p.names, p.crowd} {
+		step()
 	}
 	return nil
 }
 
 // fits looks whether no more than this is stored beside what is open, but for a bucket.
-func (p *history) fits(most int64) error {
-	s, err := p.q.Stats(p.t.Context())
-	require.NoError(p.t, err)
+func (p *history) fits(most int64) {
+	s := statsTest(p.t, p.q)
 	if s.Bytes > most+10<<10 {
-		return violated("the history takes %d bytes, and has %d", s.Bytes, most)
+		violate("the history takes %d bytes, and has %d", s.Bytes, most)
 	}
-	return nil
 }
 
 func result(n int) outcome { return outcome{end: store.Finished, result: make([]byte, n)} }
 
 // again has a caller give an id again that was forgotten before its result, once without room for another result.
-func (p *history) again() error {
+func (p *history) again() {
 	for _, size := range []int{1, 60 << 10} {
 		for i, id := range []string{"", "again", "", ""} { // the first and the last one find what is over
-			if _, err := p.run(Job{ID: id}, result(2)); err != nil {
-				return err
-			}
+			p.run(Job{ID: id}, result(2))
 			require.NoError(p.t, p.q.PassEnded([]time.Duration{0, 25 * time.Minute, 37 * time.Minute, 0}[i]))
 		}
 		if p.knows("again") {
-			return violated("an id of a caller stays beside those of the queue")
+			violate("an id of a caller stays beside those of the queue")
 		}
-		if _, err := p.run(Job{ID: "again"}, result(size)); err != nil {
-			return err
-		}
+		p.run(Job{ID: "again"}, result(size))
 		if got, err := p.q.Result(p.t.Context(), "again"); err == nil && len(got) != size || size == 1 && err != nil {
-			return violated("the result is that of an earlier message, or gone: %v", err)
+			violate("the result is that of an earlier message, or gone: %v", err)
 		}
 		require.NoError(p.t, p.q.PassEnded(3*time.Hour))
 	}
-	return nil
 }
 
-func (p *history) ended() error {
-	made, err := p.run(Job{}, result(2000))
-	if err != nil {
-		return err
-	}
+func (p *history) ended() {
+	made := p.run(Job{}, result(2000))
 	var ids []string
 	for range 230 { // more than a bucket has
-		id, err := p.run(Job{}, outcome{end: store.Finished})
-		if err != nil {
-			return err
-		}
+		id := p.run(Job{}, outcome{end: store.Finished})
 		ids = append(ids, id)
 	}
 	require.NoError(p.t, p.q.PassEnded(time.Minute))
-	cancelled, err := p.q.Enqueue(p.t.Context(), Job{ID: "cancelled"})
-	require.NoError(p.t, err)
+	cancelled := got(p.q.Enqueue(p.t.Context(), Job{ID: "cancelled"}))
 	require.NoError(p.t, p.q.Cancel(p.t.Context(), cancelled.ID))
 	for i := range 60 {
-		if _, err := p.run(Job{ID: fmt.Sprint("given", i)}, result(2000)); err != nil {
-			return err
-		}
+		p.run(Job{ID: fmt.Sprint("given", i)}, result(2000))
 	}
 	if _, err := p.q.Result(p.t.Context(), made); err == nil {
-		return violated("the first result stays, and results have no room")
+		violate("the first result stays, and results have no room")
 	}
 	for _, id := range append(ids, made) {
 		if !p.knows(id) {
-			return violated("an id went before results")
+			violate("an id went before results")
 		}
 	}
 	if _, err := p.q.Result(p.t.Context(), "given59"); err != nil {
-		return violated("the last result is gone: %v", err)
+		violate("the last result is gone: %v", err)
 	}
-	if _, err := p.run(Job{ID: "large"}, result(60<<10)); err != nil {
-		return err
-	}
+	p.run(Job{ID: "large"}, result(60<<10))
 	if _, err := p.q.Result(p.t.Context(), "large"); err == nil {
-		return violated("a result is stored for which there is no room")
+		violate("a result is stored for which there is no room")
 	}
-	if err := p.fits(historyBytes); err != nil {
-		return err
-	}
-	last, err := p.run(Job{}, outcome{end: store.Finished})
+	p.fits(historyBytes)
+	last := p.run(Job{}, outcome{end: store.Finished})
 	for range 700 {
-		if err == nil {
-			_, err = p.run(Job{}, outcome{end: store.Finished})
-		}
-	}
-	if err != nil {
-		return err
+		p.run(Job{}, outcome{end: store.Finished})
 	}
 	if p.early() && !p.knows(last) {
-		return violated("an id that the queue made is forgotten within a minute")
+		violate("an id that the queue made is forgotten within a minute")
 	}
 	for range 5 { // nearly all that may be open
 		if _, err := p.q.Enqueue(p.t.Context(), Job{Payload: make([]byte, 16<<10)}); err != nil {
-			return violated("ids that the queue made have the room of what is open: %v", err)
+			violate("ids that the queue made have the room of what is open: %v", err)
 		}
 	}
-	if _, err := p.q.CancelAll(p.t.Context(), Filter{}); err != nil {
-		return err
-	}
+	got(p.q.CancelAll(p.t.Context(), Filter{}))
 	for i := range 60 {
 		if p.early() && !p.knows(fmt.Sprint("given", i)) {
-			return violated("given%d is forgotten within a minute", i)
+			violate("given%d is forgotten within a minute", i)
 		}
 	}
 	if p.early() && !p.isGiven(cancelled.ID) {
-		return violated("the id that was cancelled is not known as one that a caller gave")
+		violate("the id that was cancelled is not known as one that a caller gave")
 	}
 	for i := range 500 {
-		if _, err := p.run(Job{ID: fmt.Sprint("more", i)}, outcome{end: store.Finished}); err != nil {
-			return err
-		}
+		p.run(Job{ID: fmt.Sprint("more", i)}, outcome{end: store.Finished})
 	}
 	p.q.retention = 2 * time.Hour // a deployment raises it
 	p.q.store = newStore(p.q.rdb, p.q.manifests, p.q.reports)
 	p.q.manifests.partitions = p.q.store.Partitions(1)
 	p.q.manifests.known.Store(nil)
-	if _, err := p.run(Job{ID: "more"}, outcome{end: store.Finished}); err != nil {
-		return err
-	}
+	p.run(Job{ID: "more"}, outcome{end: store.Finished})
 	if p.early() && (!p.knows("more0") || !p.knows("given0")) {
-		return violated("ids of callers are forgotten within a minute")
+		violate("ids of callers are forgotten within a minute")
 	}
 	require.NoError(p.t, p.q.PassEnded(time.Minute))
-	if _, err := p.run(Job{}, outcome{end: store.Finished}); err != nil {
-		return err
-	}
+	p.run(Job{}, outcome{end: store.Finished})
 	if p.knows(made) {
-		return violated("the first id that the queue made stays, and there is no room")
+		violate("the first id that the queue made stays, and there is no room")
 	}
-	return p.fits(3 * historyBytes / 2)
+	p.fits(3 * historyBytes / 2)
 }
 
-func (p *history) dead() error {
+func (p *history) dead() {
 	var others []string
 	for _, of := range [][2]string{{"a", "ann"}, {"pay", "ann"}, {"ship", "mallory"}, {"", ""}, {"ship", "zoe"}} {
-		id, err := p.dies("", of[0], of[1], 5000)
-		if err != nil {
-			return err
-		}
+		id := p.dies("", of[0], of[1], 5000)
 		others = append(others, id)
 	}
-	last, err := p.dies("first", "pay", "mallory", 5000)
+	last := p.dies("first", "pay", "mallory", 5000)
 	for range 30 {
-		if err == nil {
-			last, err = p.dies("", "pay", "mallory", 5000)
-		}
-	}
-	if err != nil {
-		return err
+		last = p.dies("", "pay", "mallory", 5000)
 	}
 	for i, id := range append(others, last) {
 		if !p.keeps(id) {
-			return violated("a poisoner flushed the dead letter of another, %d", i)
+			violate("a poisoner flushed the dead letter of another, %d", i)
 		}
 	}
-	if err := p.forgotten("first"); err != nil {
-		return err
-	}
-	if err := p.fits(5 * historyBytes / 2); err != nil {
-		return err
-	}
+	p.forgotten("first")
+	p.fits(5 * historyBytes / 2)
 	if err := p.q.Redrive(p.t.Context(), last, 0); err != nil {
-		return violated("cannot be redriven: %v", err)
+		violate("cannot be redriven: %v", err)
 	}
 	for n := 0; ; n++ { // what is open fills its room, and then a dead letter has none there
 		if _, err := p.q.Enqueue(p.t.Context(), Job{Principal: fmt.Sprint("p", n), Payload: make([]byte, 3000)}); err != nil {
@@ -260,100 +209,80 @@ func (p *history) dead() error {
 		}
 	}
 	if err := p.q.Redrive(p.t.Context(), others[0], 0); !errors.Is(err, ErrQueueFull) {
-		return violated("a dead letter is redriven into a full queue: %v", err)
+		violate("a dead letter is redriven into a full queue: %v", err)
 	}
-	n, err := p.q.CancelAll(p.t.Context(), Filter{})
-	require.NoError(p.t, err)
+	n := got(p.q.CancelAll(p.t.Context(), Filter{}))
 	require.Positive(p.t, n)
-	return p.purge()
+	p.purge()
 }
 
 // purge purges all dead letters, and looks for what is counted of them still.
-func (p *history) purge() error {
-	_, err := p.q.PurgeAll(p.t.Context(), Filter{})
-	require.NoError(p.t, err)
+func (p *history) purge() {
+	got(p.q.PurgeAll(p.t.Context(), Filter{}))
 	part := p.q.manifests.partitions[0]
-	left, err := p.q.rdb.HGet(p.t.Context(), part.Keys[store.KeyCounts], "letters").Result()
-	require.NoError(p.t, err)
-	sums, err := p.q.rdb.Exists(p.t.Context(), part.Keys[store.KeyLoads], part.Keys[store.KeyLetters]).Result()
-	require.NoError(p.t, err)
+	left := got(p.q.rdb.HGet(p.t.Context(), part.Keys[store.KeyCounts], "letters").Result())
+	sums := got(p.q.rdb.Exists(p.t.Context(), part.Keys[store.KeyLoads], part.Keys[store.KeyLetters]).Result())
 	if left != "0" || sums != 0 {
-		return violated("no dead letter is left, and %s bytes and %d sums of them are", left, sums)
+		violate("no dead letter is left, and %s bytes and %d sums of them are", left, sums)
 	}
-	return nil
 }
 
 // names has many principals make dead letters of one name: they go, though a principal of another name has more than each.
-func (p *history) names() error {
+func (p *history) names() {
 	var others []string
 	for range 3 {
-		id, err := p.dies("", "ship", "zoe", 5000)
-		if err != nil {
-			return err
-		}
+		id := p.dies("", "ship", "zoe", 5000)
 		others = append(others, id)
 	}
 	for i := range 20 {
-		if _, err := p.dies("", "pay", fmt.Sprint("p", i/2), 5000); err != nil {
-			return err
-		}
+		p.dies("", "pay", fmt.Sprint("p", i/2), 5000)
 		for _, id := range others {
 			if !p.keeps(id) {
-				return violated("many principals flushed the dead letter of another name")
+				violate("many principals flushed the dead letter of another name")
 			}
 		}
 	}
-	return p.purge()
+	p.purge()
 }
 
 // forgotten looks at a dead letter for which there was no room: how it ended is known, and no job gets its id.
-func (p *history) forgotten(id string) error {
+func (p *history) forgotten(id string) {
 	s, err := p.q.Status(p.t.Context(), id)
 	if err != nil || p.keeps(id) || s.State != StateDead || s.Attempts != 1 || s.Name != "pay" || s.Principal != "mallory" || s.Cause != "" {
-		return violated("%s is not known as one that died: %+v, %v", id, s, err)
+		violate("%s is not known as one that died: %+v, %v", id, s, err)
 	}
 	if !p.isGiven(id) {
-		return violated("%s is not known as an id that a caller gave", id)
+		violate("%s is not known as an id that a caller gave", id)
 	}
 	if receipt, err := p.q.Enqueue(p.t.Context(), Job{ID: id}); err != nil || receipt.Stored {
-		return violated("the id of a dead letter is taken twice: %v", err)
+		violate("the id of a dead letter is taken twice: %v", err)
 	}
 	require.ErrorIs(p.t, p.q.Redrive(p.t.Context(), id, 0), ErrNotFound)
 	require.ErrorIs(p.t, p.q.Purge(p.t.Context(), id), ErrNotFound)
 	_, err = p.q.Result(p.t.Context(), id)
 	require.ErrorIs(p.t, err, ErrNotFound)
-	return nil
 }
 
 // crowd has dead letters of many names, each larger than what anybody has of the name with most: of that the one who has most of it
 // goes first.
-func (p *history) crowd() error {
+func (p *history) crowd() {
 	for i := range 10 {
-		if _, err := p.dies("", fmt.Sprint("name", i), "ann", 2000); err != nil {
-			return err
-		}
+		p.dies("", fmt.Sprint("name", i), "ann", 2000)
 	}
-	most, err := p.dies("", "pay", "mallory", 0)
-	if err == nil {
-		_, err = p.dies("", "pay", "mallory", 0)
-	}
+	most := p.dies("", "pay", "mallory", 0)
+	p.dies("", "pay", "mallory", 0)
 	var others []string
-	for i := 0; err == nil && p.keeps(most); i++ {
-		var id string
-		id, err = p.dies("", "pay", fmt.Sprint("a", i), 0)
-		if others = append(others, id); i > 200 {
-			err = violated("dead letters have no bound")
+	for i := 0; p.keeps(most); i++ {
+		if others = append(others, p.dies("", "pay", fmt.Sprint("a", i), 0)); i > 200 {
+			violate("dead letters have no bound")
 		}
 	}
 	for _, id := range others {
-		if err == nil && !p.keeps(id) {
-			err = violated("one who has less of the name went first")
+		if !p.keeps(id) {
+			violate("one who has less of the name went first")
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return p.purge()
+	p.purge()
 }
 
 // Whose dead letters are may be lost: they stay, and no worker asks at once whether they go.
@@ -362,8 +291,7 @@ func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
 		q := testQueue(t, env)
 		p := &history{t: t, q: q}
 		for range 2 {
-			_, err := p.dies("", "pay", "mallory", 0)
-			require.NoError(t, err)
+			p.dies("", "pay", "mallory", 0)
 		}
 		keys := q.manifests.partitions[0].Keys
 		require.NoError(t, q.rdb.HSet(t.Context(), keys[store.KeyCounts], "letters", q.maxBytes).Err())
@@ -371,8 +299,7 @@ func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
 		b, err := q.manifests.partitions[0].Claim(t.Context(), "another.1", time.Minute, 1)
 		require.NoError(t, err)
 		require.Greater(t, b.Wait, time.Second)
-		s, err := q.Stats(t.Context())
-		require.NoError(t, err)
+		s := statsTest(t, q)
 		require.EqualValues(t, 2, s.Dead)
 	})
 }

@@ -13,13 +13,14 @@ import (
 // What another process has changed is seen in time by one that is never refused.
 func TestManifest_IsReadAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithService("shop"))
-		require.NoError(t, err)
-		_, err = q.manifests.agreed(t.Context(), "test")
-		require.NoError(t, err)
+		q := testQueue(t, env, WithService("shop"))
+		agreed := func() error {
+			_, err := q.manifests.agreed(t.Context(), "test")
+			return err
+		}
+		require.NoError(t, agreed())
 		first := q.manifests.known.Load()
-		_, err = q.manifests.agreed(t.Context(), "test")
-		require.NoError(t, err)
+		require.NoError(t, agreed())
 		require.Same(t, first, q.manifests.known.Load(), "it is fresh")
 
 		aged := func(age time.Duration) {
@@ -28,17 +29,14 @@ func TestManifest_IsReadAgain(t *testing.T) {
 			q.manifests.known.Store(&m)
 		}
 		aged(manifestFresh)
-		_, err = q.manifests.agreed(t.Context(), "test")
-		require.NoError(t, err)
+		require.NoError(t, agreed())
 		redistest.Eventually(t, func() bool { return time.Since(q.manifests.known.Load().read) < manifestFresh }, "it is read beside the call")
 
 		require.NoError(t, q.rdb.HSet(t.Context(), q.manifests.manifestKey(), "service", "billing").Err())
 		aged(manifestTrusted)
-		_, err = q.manifests.agreed(t.Context(), "test")
-		require.ErrorIs(t, err, ErrOtherService, "it is read before the call")
+		require.ErrorIs(t, agreed(), ErrOtherService, "it is read before the call")
 		require.NoError(t, q.rdb.HSet(t.Context(), q.manifests.manifestKey(), "service", "shop").Err())
-		_, err = q.manifests.agreed(t.Context(), "test")
-		require.NoError(t, err)
+		require.NoError(t, agreed())
 	})
 }
 
@@ -46,30 +44,22 @@ func TestManifest_IsReadAgain(t *testing.T) {
 // still knows the lost manifest is not told that there is no such message, and an operator finds it.
 func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		rdb := env.Client(t)
-		old, err := New(rdb, "q", WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		_, err = old.manifests.agreed(t.Context(), "test")
-		require.NoError(t, err)
+		rdb, old, anew := env.Client(t), testQueue(t, env), testQueue(t, env, WithPartitions(7))
+		statsTest(t, old)
 		operator, err := Open(t.Context(), rdb, "q", WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		lost := old.manifests.known.Load()
 		require.NoError(t, rdb.Del(t.Context(), old.manifests.manifestKey()).Err())
 
-		anew, err := New(rdb, "q", WithPrefix(env.Prefix), WithPartitions(7))
-		require.NoError(t, err)
 		for i := range 8 {
-			receipt, err := anew.Enqueue(t.Context(), Job{Key: fmt.Sprint(i)})
-			require.NoError(t, err)
+			receipt := enqueueJob(t, anew, Job{Key: fmt.Sprint(i)})
 			m := *lost
 			m.read = time.Now().Add(-2 * manifestKnows)
 			old.manifests.known.Store(&m)
 			_, err = old.Status(t.Context(), receipt.ID)
 			require.ErrorIs(t, err, ErrOtherLayout)
 			operator.manifests.known.Store(&m)
-			s, err := operator.Status(t.Context(), receipt.ID)
-			require.NoError(t, err)
-			require.Equal(t, StateQueued, s.State)
+			require.Equal(t, StateQueued, statusTest(t, operator, receipt.ID).State)
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func (b *bench) manifest() map[string]string {
@@ -27,79 +27,80 @@ func (b *bench) manifest() map[string]string {
 	return fields
 }
 
-// logged is where a logger writes while others read.
-type logged struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.Write(p)
-}
-
-func (l *logged) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.all.String(), what)
-}
-
-// A queue keeps the number of partitions that it was made with. Who says none uses that one.
-func TestManifest_AnotherNumberOfPartitionsIsRefused(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		ids := []string{b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})}
-		was := b.manifest()
-		require.Equal(t, "4", was["partitions"])
-		other := b.newQueue(b.rdb, delayqueue.WithPartitions(2))
-		requireRefused(t, other, delayqueue.ErrOtherLayout)
-		_, err := other.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		for _, says := range []string{"has 4 partitions", "was to use 2", "another name", "perkey queue"} {
-			require.ErrorContains(t, err, says)
-		}
-		var log logged
-		var r ran
-		b.startOn(other, r.handle, delayqueue.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-		redistest.Eventually(t, func() bool { return log.count("has 4 partitions") > 0 }, "the worker says why")
-		require.Equal(t, [3]int64{3, 0, 0}, b.inState())
-		require.Equal(t, was, b.manifest(), "untouched")
-
-		open := b.newQueue(b.rdb)
-		for _, id := range ids {
-			s, err := open.Status(t.Context(), id)
-			require.NoError(t, err)
-			require.Equal(t, delayqueue.StateQueued, s.State)
-		}
-		ticket, err := open.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		require.NoError(t, err)
-		b.startOn(open, r.handle, delayqueue.WithConcurrency(1))
-		for _, id := range append(ids, ticket.ID) {
-			b.reaches(id, delayqueue.StateDone)
-		}
-	}, delayqueue.WithPartitions(4))
-}
-
-// Of processes that want different numbers, the first has its own.
-func TestManifest_HasThePartitionsOfTheFirst(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		var all sync.WaitGroup
-		stored := make(chan string, 10)
-		for i := range 10 {
-			q := b.newQueue(b.env.Client(t), delayqueue.WithPartitions(i+1))
-			all.Go(func() {
-				receipt, err := q.Enqueue(context.Background(), delayqueue.Job{Key: "k"})
-				if err == nil {
-					stored <- receipt.ID
-				} else {
-					assert.ErrorIs(t, err, delayqueue.ErrOtherLayout)
+// A queue keeps the number of partitions that it was made with, and its service's name. Who says none uses those.
+func TestManifest_OfOthersIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		other delayqueue.Option
+		why   error
+		says  []string
+	}{
+		"partitions": {delayqueue.WithPartitions(2), delayqueue.ErrOtherLayout, []string{"has 4 partitions", "was to use 2", "another name", "perkey queue"}},
+		"service":    {delayqueue.WithService("billing"), delayqueue.ErrOtherService, []string{"another service"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				ids := []string{b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})}
+				was := b.manifest()
+				require.Equal(t, "4", was["partitions"])
+				other := b.newQueue(b.rdb, c.other)
+				requireRefused(t, other, c.why)
+				_, err := other.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+				for _, says := range c.says {
+					require.ErrorContains(t, err, says)
 				}
+				var r ran
+				log := &testbed.Log{}
+				b.startOn(other, r.handle, delayqueue.WithLogger(log.Logger()))
+				redistest.Eventually(t, func() bool { return strings.Contains(log.String(), c.says[0]) }, "the worker says why")
+				require.Equal(t, [3]int64{3, 0, 0}, b.inState())
+				require.Equal(t, was, b.manifest(), "untouched")
+
+				b.queue = b.newQueue(b.rdb) // who claims nothing
+				b.start(r.handle, delayqueue.WithConcurrency(1))
+				for _, id := range append(ids, b.enqueue(delayqueue.Job{Key: "k"})) {
+					b.reaches(id, delayqueue.StateDone)
+				}
+			}, delayqueue.WithPartitions(4), delayqueue.WithService("shop"))
+		})
+	}
+}
+
+// Of processes that want different numbers of partitions, or names of the service, the first has its own.
+func TestManifest_IsThatOfTheFirst(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		wants func(i int) delayqueue.Option
+		why   error
+	}{
+		"partitions": {func(i int) delayqueue.Option { return delayqueue.WithPartitions(i + 1) }, delayqueue.ErrOtherLayout},
+		"service":    {func(i int) delayqueue.Option { return delayqueue.WithService(fmt.Sprint("service", i)) }, delayqueue.ErrOtherService},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				if name == "service" {
+					b.enqueue(delayqueue.Job{Key: "k"}) // of one without a name
+				}
+				var all sync.WaitGroup
+				stored := make(chan string, 10)
+				for i := range 10 {
+					q := b.newQueue(b.env.Client(t), c.wants(i))
+					all.Go(func() {
+						receipt, err := q.Enqueue(context.Background(), delayqueue.Job{Key: "k"})
+						if err == nil {
+							stored <- receipt.ID
+						} else {
+							assert.ErrorIs(t, err, c.why)
+						}
+					})
+				}
+				all.Wait()
+				require.Len(t, stored, 1)
+				b.start((&ran{}).handle)
+				b.reaches(<-stored, delayqueue.StateDone)
 			})
-		}
-		all.Wait()
-		require.Len(t, stored, 1)
-		b.start((&ran{}).handle)
-		b.reaches(<-stored, delayqueue.StateDone)
-	})
+		})
+	}
 }
 
 // requireRefused tries all that can be done with a queue.
@@ -119,48 +120,6 @@ func requireRefused(t *testing.T, q *delayqueue.Queue, why error) {
 	require.ErrorIs(t, q.Pause(ctx, time.Minute), why)
 	_, err = q.PurgeAll(ctx, delayqueue.Filter{})
 	require.ErrorIs(t, err, why)
-}
-
-func TestManifest_AnotherServiceIsRefused(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		id := b.enqueue(delayqueue.Job{Key: "k"})
-		other := b.newQueue(b.rdb, delayqueue.WithService("billing"))
-		requireRefused(t, other, delayqueue.ErrOtherService)
-		var log logged
-		var r ran
-		b.startOn(other, r.handle, delayqueue.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-		redistest.Eventually(t, func() bool { return log.count("another service") > 0 }, "the worker says why")
-		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
-		tool := b.newQueue(b.rdb)
-		_, err := tool.Status(t.Context(), id)
-		require.NoError(t, err, "who claims no name")
-		b.start(r.handle)
-		b.reaches(id, delayqueue.StateDone)
-	}, delayqueue.WithService("shop"))
-}
-
-func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		b.enqueue(delayqueue.Job{Key: "k"})
-		var all sync.WaitGroup
-		refused := make(chan string, 10)
-		for i := range 10 {
-			name := fmt.Sprint("service", i)
-			all.Go(func() {
-				q, err := delayqueue.New(b.rdb, "q", delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithService(name))
-				if err == nil {
-					_, err = q.Enqueue(context.Background(), delayqueue.Job{Key: "k"})
-				}
-				if err != nil {
-					refused <- name
-				}
-			})
-		}
-		all.Wait()
-		require.Len(t, refused, 9)
-		b.enqueue(delayqueue.Job{Key: "k"})
-		require.Equal(t, [3]int64{3, 0, 0}, b.inState())
-	})
 }
 
 func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
@@ -215,8 +174,6 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 		require.ErrorContains(t, err, "AcceptUnsealed", "what to do")
 		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
 
-		accepting := keyring
-		accepting.AcceptUnsealed = true
 		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(accepting))
 		sealed := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("sealed")})
 		var r ran
@@ -230,16 +187,12 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear"), MaxAge: 3 * time.Second})
-		accepting := keyring
-		accepting.AcceptUnsealed = true
 		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(accepting)).Enqueue(t.Context(), delayqueue.Job{})
 		require.NoError(t, err)
 		b.startOn(b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)), (&ran{}).handle)
 		redistest.Eventually(t, func() bool { return b.status(id).State.Ended() }, "it stays")
 		require.Equal(t, delayqueue.StateDead, b.status(id).State)
-		payload, err := b.queue.Payload(t.Context(), id)
-		require.NoError(t, err)
-		require.Equal(t, "clear", string(payload))
+		require.Equal(t, "clear", b.payload(id))
 	})
 }
 
@@ -248,8 +201,6 @@ func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		begun := keyring
 		begun.Current, begun.AcceptUnsealed = "", true
-		accepting := keyring
-		accepting.AcceptUnsealed = true
 		old, known := b.queue, b.newQueue(b.rdb, delayqueue.WithEncryption(begun))
 		seals := b.newQueue(b.rdb, delayqueue.WithEncryption(accepting))
 		for i, pair := range [][2]*delayqueue.Queue{{old, known}, {known, seals}, {seals, b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))}} {
@@ -257,8 +208,7 @@ func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
 				var ids []string
 				for range 2 {
 					for _, q := range pair {
-						receipt, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k", Payload: []byte("secret")})
-						require.NoError(t, err, "deployment %d", i+1)
+						receipt := enqueueOn(t, q, delayqueue.Job{Key: "k", Payload: []byte("secret")})
 						ids = append(ids, receipt.ID)
 					}
 				}
@@ -367,17 +317,15 @@ func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
 		proxy.Refuse(false)
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		b.reaches(id, delayqueue.StateDone)
-		_, err = q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		require.NoError(t, err)
+		enqueueOn(t, q, delayqueue.Job{Key: "k"})
 	})
 }
 
 // What nobody has stored costs a look: the manifest is read again for it once a second at most.
 func TestStatus_OfUnknownIDsIsCheap(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPartitions(2))
+	each(t, func(t *testing.T, b *bench) {
 		b.enqueue(delayqueue.Job{})
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var scripts atomic.Int64
 		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
 			if redistest.IsScript(cmd) {
@@ -390,5 +338,5 @@ func TestStatus_OfUnknownIDsIsCheap(t *testing.T) {
 			require.ErrorIs(t, err, delayqueue.ErrNotFound)
 		}
 		require.LessOrEqual(t, scripts.Load(), 3+int64(time.Since(begun)/time.Second), "at first, and then each second")
-	})
+	}, delayqueue.WithPartitions(2))
 }

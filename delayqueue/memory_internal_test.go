@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -59,13 +60,11 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 		q, err := New(rdb, fmt.Sprint("q", i), WithMaxBytes(1<<30), WithMaxBytesPerKey(1<<30), WithMaxDepthPerKey(messages))
 		require.NoError(t, err)
 		p := q.manifests.partitions[0]
-		_, err = q.Enqueue(t.Context(), Job{})
-		require.NoError(t, err)
+		enqueueJob(t, q, Job{})
 		_, err = settleOnce(claimTest(t, q, "first.1", 1)[0], outcome{end: store.Finished}) // the scripts take memory too
 		require.NoError(t, err)
 		counted := func() int64 {
-			s, err := q.Stats(t.Context())
-			require.NoError(t, err)
+			s := statsTest(t, q)
 			return s.Bytes
 		}
 		before, at := used(), counted()
@@ -127,8 +126,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 func TestMemory_CausesAreKeptWhileThereIsRoom(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const most = 100_000
-		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxBytes(most), WithMaxPayload(1))
-		require.NoError(t, err)
+		q := testQueue(t, env, WithMaxBytes(most), WithMaxPayload(1))
 		var ids []string
 		for {
 			ticket, err := q.Enqueue(t.Context(), Job{})
@@ -140,10 +138,8 @@ func TestMemory_CausesAreKeptWhileThereIsRoom(t *testing.T) {
 		}
 		fails := func(turn, n int) (kept int) {
 			for _, c := range claimTest(t, q, fmt.Sprint("token.", turn), n) {
-				_, err := settleOnce(c, outcome{end: store.Failed, err: errors.New(strings.Repeat("why", 1000)), delay: time.Minute})
-				require.NoError(t, err)
-				s, err := q.Status(t.Context(), c.message.ID)
-				require.NoError(t, err)
+				settled(t, c, outcome{end: store.Failed, err: errors.New(strings.Repeat("why", 1000)), delay: time.Minute})
+				s := statusTest(t, q, c.message.ID)
 				require.Equal(t, 1, s.Attempts)
 				if s.Cause != "" {
 					require.Len(t, s.Cause, 3000)
@@ -152,16 +148,93 @@ func TestMemory_CausesAreKeptWhileThereIsRoom(t *testing.T) {
 			}
 			return kept
 		}
-		s, err := q.Stats(t.Context())
-		require.NoError(t, err)
+		s := statsTest(t, q)
 		require.LessOrEqual(t, fails(1, 10), int(most-s.Bytes)/3000)
 		for _, id := range ids[len(ids)/2:] {
 			require.NoError(t, q.Cancel(t.Context(), id))
 		}
 		require.Equal(t, 2, fails(2, 2), "there is room again")
 		fails(3, len(ids))
-		s, err = q.Stats(t.Context())
-		require.NoError(t, err)
+		s = statsTest(t, q)
 		require.LessOrEqual(t, s.Bytes, int64(most*3/2), "and what was cancelled")
 	})
+}
+
+// Keys that have no note of it live no less long than what they hold, which is there since before.
+func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for _, others := range []int{1, 5} { // so many are large
+			own := *env
+			own.Prefix = fmt.Sprint(env.Prefix, others)
+			q := hookedQueue(t, &own, "q", []redis.Hook{smaller(t, sources())})
+			enqueue := func(id string, age time.Duration) {
+				enqueueJob(t, q, Job{ID: id, Key: "key " + id, MaxAge: age})
+			}
+			p := q.manifests.partitions[0]
+			enqueue("longest", 30*24*time.Hour)
+			for i := range others {
+				enqueue(fmt.Sprint(i), time.Hour)
+			}
+			require.NoError(t, q.rdb.HDel(t.Context(), p.Keys[store.KeyCounts], "till").Err())
+			for i := range others {
+				require.NoError(t, q.Cancel(t.Context(), fmt.Sprint(i)))
+			}
+			for _, c := range claimTest(t, q, "token.1", 5) {
+				settled(t, c, outcome{end: store.Failed, delay: time.Hour})
+			}
+			enqueue("last", time.Hour)
+			for _, key := range p.Keys[:store.KeyResults] {
+				if left := q.rdb.PTTL(t.Context(), key).Val(); left != -2 {
+					require.Greater(t, left, 30*24*time.Hour-time.Minute, "%s, beside %d", key, others)
+				}
+			}
+			require.Positive(t, q.rdb.PTTL(t.Context(), p.Keys[store.KeyAttempts]).Val())
+		}
+	})
+}
+
+// What takes less than half of all bytes is remembered for the whole retention, whenever how much of it ended.
+func TestBuckets_WhatEndedIsRememberedWhileThereIsRoom(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		require.NoError(t, remembers(t, env))
+	})
+}
+
+// remembers ends messages at random times, and returns what was forgotten too early.
+func remembers(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	const retention, size, room = time.Hour, 4 << 10, 256 << 10
+	q := hookedQueue(t, env, fmt.Sprint("q", rand.Uint32()), hooks, WithRetention(retention), WithMaxBytes(2*room), WithMaxPayload(1))
+	type past struct {
+		id  string
+		ago time.Duration
+	}
+	var all []past
+	steps := 100
+	if !env.Real { // it is slow
+		steps = 25
+	}
+	for n := range steps {
+		d := rand.N(retention / 3)
+		require.NoError(t, q.PassEnded(d))
+		for i := range all {
+			all[i].ago += d
+		}
+		all = slices.DeleteFunc(all, func(p past) bool { return p.ago > 2*retention }) // some take bytes for as long again
+		for i := rand.IntN(20); i > 0 && (len(all)+1)*(size*5/4+1000) < room; i-- {
+			ticket := enqueueJob(t, q, Job{})
+			c := claimTest(t, q, fmt.Sprint("token", n, "-", i), 1)
+			require.True(t, settleTest(t, c[0], outcome{end: store.Finished, result: make([]byte, size)}))
+			all = append(all, past{id: ticket.ID})
+		}
+		for _, p := range all {
+			if p.ago > retention-time.Minute { // the test takes time too
+				continue
+			}
+			if _, err := q.Result(t.Context(), p.id); err != nil {
+				return violated("%s ago, of %d: %v", p.ago, len(all), err)
+			}
+		}
+	}
+	return nil
 }

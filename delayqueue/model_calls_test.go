@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
 )
 
-func (m *model) enqueue() error {
+func (m *model) enqueue() {
 	open, postponed := 0, m.happened["postponed"]
 	var before *modelMessage // that this one may replace
 	for _, x := range m.all {
@@ -25,7 +25,7 @@ func (m *model) enqueue() error {
 		}
 	}
 	if open >= 7 && before == nil { // few of them, so that much happens to each
-		return nil
+		return
 	}
 	job := Job{ID: fmt.Sprint("m", len(m.all)+m.purged), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
 	x := &modelMessage{id: job.ID, key: job.Key, state: StateQueued}
@@ -35,26 +35,25 @@ func (m *model) enqueue() error {
 	if known := len(m.all) > 0 && m.rng.IntN(5) == 0; known {
 		x = m.all[m.rng.IntN(len(m.all))]
 		job.ID, job.Key = x.id, x.key
-	} else if err := m.add(x, &job, before); err != nil {
-		return err
+	} else {
+		m.add(x, &job, before)
 	}
 	job.Payload, job.fresh = []byte(workOf(job.ID)), strings.HasSuffix(job.ID, "1")
 	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
 		x.till = time.Now().Add(job.MaxAge)
 	}
 	since := m.q.rdb.Time(context.Background()).Val()
-	_, err := storeTogether(m.q.manifests.partitions[0], job)
-	if err == nil && m.happened["postponed"] > postponed {
+	got(storeTogether(m.q.manifests.partitions[0], job))
+	if m.happened["postponed"] > postponed {
 		due := m.q.rdb.ZScore(context.Background(), m.q.manifests.partitions[0].Keys[store.KeyWaiting], store.MemberOf(x.id, x.key)).Val()
 		if till := float64(since.Add(modelLater).UnixMilli()); due < till {
-			return violated("message %s is due %.0f ms too soon: it is put off", x.id, till-due)
+			violate("message %s is due %.0f ms too soon: it is put off", x.id, till-due)
 		}
 	}
-	return err
 }
 
 // add adds a new message, in the place of before if there is one, and completes its job.
-func (m *model) add(x *modelMessage, job *Job, before *modelMessage) error {
+func (m *model) add(x *modelMessage, job *Job, before *modelMessage) {
 	x.later = m.rng.IntN(6) == 0
 	job.parked = job.Key != "" && m.rng.IntN(5) == 0
 	job.Coalesce = job.Key != "" && m.rng.IntN(3) == 0
@@ -70,9 +69,7 @@ func (m *model) add(x *modelMessage, job *Job, before *modelMessage) error {
 	} else if x.later {
 		job.Delay = modelLater
 	}
-	if err := m.joined(); err != nil {
-		return err
-	}
+	m.joined()
 	m.all, m.byID[x.id] = append(m.all, x), x
 	if old := m.slots[x.slot()]; x.coalesces && old != nil && old.fresh() {
 		m.replace(old, x)
@@ -82,7 +79,6 @@ func (m *model) add(x *modelMessage, job *Job, before *modelMessage) error {
 	if x.coalesces {
 		m.slots[x.slot()] = x
 	}
-	return nil
 }
 
 // replace gives a message the place of another one.
@@ -101,16 +97,11 @@ func (m *model) replace(old, x *modelMessage) {
 	old.by = x.id
 }
 
-// look has a claim without a slot look at the queue.
-func (m *model) look() (store.Batch, error) {
-	return m.claimAs("", 0)
+func (m *model) claimAs(token string, n int) store.Batch {
+	return got(m.q.manifests.partitions[0].Claim(context.Background(), token, time.Hour, n))
 }
 
-func (m *model) claimAs(token string, n int) (store.Batch, error) {
-	return m.q.manifests.partitions[0].Claim(context.Background(), token, time.Hour, n)
-}
-
-func (m *model) take(n int) (claims []*claim, err error) {
+func (m *model) take(n int) (claims []*claim) {
 	token := m.token()
 	var must int
 	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool {
@@ -121,32 +112,23 @@ func (m *model) take(n int) (claims []*claim, err error) {
 			must++
 		}
 	}
-	b, err := m.claimAs(token, n)
-	if err != nil {
-		return nil, err
-	}
-	for _, message := range b.Messages {
+	for _, message := range m.claimAs(token, n).Messages {
 		c := claimOf(m.q, message, token)
-		if err := m.started(c, false); err != nil {
-			return nil, err
-		}
+		m.started(c, false)
 		claims = append(claims, c)
 	}
 	if len(claims) > n || !old && len(claims) < min(n, must) {
-		return nil, violated("a claim for %d of %d brought %d", n, must, len(claims))
+		violate("a claim for %d of %d brought %d", n, must, len(claims))
 	}
-	return claims, nil
+	return claims
 }
 
-func (m *model) claim() error {
-	claims, err := m.take(1 + m.rng.IntN(3))
-	if err != nil || len(claims) == 0 || m.rng.IntN(2) == 0 {
-		return err
+func (m *model) claim() {
+	claims := m.take(1 + m.rng.IntN(3))
+	if len(claims) == 0 || m.rng.IntN(2) == 0 {
+		return
 	}
-	again, err := m.claimAs(claims[0].token, 5)
-	if err != nil {
-		return err
-	}
+	again := m.claimAs(claims[0].token, 5)
 	m.happened["claims sent again"]++
 	var got, want []string
 	for i := range claims {
@@ -156,9 +138,8 @@ func (m *model) claim() error {
 		got = append(got, message.ID)
 	}
 	if !slices.Equal(got, want) {
-		return violated("a claim that was sent again brought %v, and %v at first", got, want)
+		violate("a claim that was sent again brought %v, and %v at first", got, want)
 	}
-	return nil
 }
 
 // any returns a random message in the state.
@@ -175,10 +156,10 @@ func (m *model) any(state State) *modelMessage {
 	return all[m.rng.IntN(len(all))]
 }
 
-func (m *model) settle() error {
+func (m *model) settle() {
 	x := m.any(StateRunning)
 	if x == nil {
-		return nil
+		return
 	}
 	v := outcome{
 		end: []store.End{
@@ -204,33 +185,25 @@ func (m *model) settle() error {
 	if m.rng.IntN(3) > 0 {
 		v.next, v.ofKey = m.token(), x.key != "" && v.end.Final() && m.rng.IntN(4) > 0
 	}
-	if err := m.settleAs(x, v); err != nil {
-		return err
-	}
+	m.settleAs(x, v)
 	if y := m.otherLetter(x); y != nil && v.end == store.Died && m.rng.IntN(2) == 0 {
 		m.happened["other letters"]++
-		if err := []func(*modelMessage) error{m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](y); err != nil {
-			return err
-		}
+		[]func(*modelMessage){m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](y)
 	}
-	if m.rng.IntN(3) > 0 {
-		return nil
+	if m.rng.IntN(3) == 0 {
+		m.resend()
 	}
-	return m.resend()
 }
 
-func (m *model) settleAs(x *modelMessage, v outcome) error {
+func (m *model) settleAs(x *modelMessage, v outcome) {
 	c := x.claim
 	may := map[*modelMessage]bool{} // those that were due before
 	for _, y := range m.all {
 		may[y], _ = m.due(y)
 	}
-	s, err := settleOnce(c, v)
-	if err != nil {
-		return err
-	}
+	s := got(settleOnce(c, v))
 	if !s.Held || s.End == store.Outlived {
-		return violated("the claim on %s was refused: %+v", x.id, s)
+		violate("the claim on %s was refused: %+v", x.id, s)
 	}
 	m.past = append(m.past, modelSettle{c, v, s})
 	switch v.end {
@@ -270,11 +243,11 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 			}
 		}
 	}
-	return m.followed(x, v, s, may)
+	m.followed(x, v, s, may)
 }
 
 // followed checks what a settlement claimed next.
-func (m *model) followed(x *modelMessage, v outcome, s *store.Settlement, may map[*modelMessage]bool) error {
+func (m *model) followed(x *modelMessage, v outcome, s *store.Settlement, may map[*modelMessage]bool) {
 	var head *modelMessage // the next of its key
 	if line := m.lines[x.key]; len(line) > 0 && !line[0].tooOld {
 		head = line[0]
@@ -282,33 +255,30 @@ func (m *model) followed(x *modelMessage, v outcome, s *store.Settlement, may ma
 	follows := v.ofKey && head != nil && m.halts[x.key].id == "" && head.state == StateQueued && (!head.later || head.waits)
 	switch {
 	case s.Claimed == nil && follows:
-		return violated("%s did not follow %s", head.id, x.id)
+		violate("%s did not follow %s", head.id, x.id)
 	case s.Claimed == nil:
-		return nil
+		return
 	case v.next == "":
-		return violated("%s was claimed, and nobody asked", s.Claimed.ID)
+		violate("%s was claimed, and nobody asked", s.Claimed.ID)
 	case v.ofKey && (!follows || head.id != s.Claimed.ID):
-		return violated("%s followed %s out of turn", s.Claimed.ID, x.id)
+		violate("%s followed %s out of turn", s.Claimed.ID, x.id)
 	}
 	m.happened[map[bool]string{true: "next key", false: "next any"}[v.ofKey]]++
 	y := m.byID[s.Claimed.ID]
 	if y != nil && m.halts[y.key].id != "" {
-		return violated("%s followed %s, and its key is halted", y.id, x.id)
+		violate("%s followed %s, and its key is halted", y.id, x.id)
 	}
-	return m.started(claimOf(m.q, s.Claimed, v.next), v.ofKey || y != nil && may[y])
+	m.started(claimOf(m.q, s.Claimed, v.next), v.ofKey || y != nil && may[y])
 }
 
 // resend sends a settlement again. It changes nothing.
-func (m *model) resend() error {
+func (m *model) resend() {
 	if len(m.past) == 0 {
-		return nil
+		return
 	}
 	p := m.past[len(m.past)-1-m.rng.IntN(min(3, len(m.past)))]
 	x := m.byID[p.claim.message.ID]
-	s, err := settleOnce(p.claim, p.outcome)
-	if err != nil {
-		return err
-	}
+	s := got(settleOnce(p.claim, p.outcome))
 	m.happened["settlements sent again"]++
 	// What settled a message last knows its own.
 	last := p
@@ -318,7 +288,7 @@ func (m *model) resend() error {
 		}
 	}
 	if last.claim == p.claim && !s.Held {
-		return violated("a settlement of %s that was sent again is refused", x.id)
+		violate("a settlement of %s that was sent again is refused", x.id)
 	}
 	running := false // what it claimed
 	if p.was.Claimed != nil {
@@ -326,61 +296,44 @@ func (m *model) resend() error {
 		running = y != nil && y.claim != nil && y.claim.token == p.outcome.next
 	}
 	if s.Claimed != nil && (!running || s.Claimed.ID != p.was.Claimed.ID) || s.Claimed == nil && running {
-		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.Claimed, p.was.Claimed)
+		violate("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.Claimed, p.was.Claimed)
 	}
-	return nil
 }
 
 // stray has somebody settle, or extend, who lost the claim.
-func (m *model) stray() error {
+func (m *model) stray() {
 	if len(m.lost) == 0 {
-		return nil
+		return
 	}
 	c := m.lost[m.rng.IntN(len(m.lost))]
-	held, err := m.q.manifests.partitions[0].Extend(context.Background(), m.q.rdb, time.Hour, false, c.stored)
-	if err != nil {
-		return err
-	}
-	s, err := settleOnce(c, outcome{end: []store.End{store.Finished, store.Failed}[m.rng.IntN(2)]})
-	if err != nil {
-		return err
-	}
+	held := got(m.q.manifests.partitions[0].Extend(context.Background(), m.q.rdb, time.Hour, false, c.stored))
+	s := got(settleOnce(c, outcome{end: store.End(m.rng.IntN(len(outcomes)))}))
 	m.happened["late settlements"]++
 	if s.Held || held[0] {
-		return violated("a claim on %s that was lost is taken for held", c.message.ID)
+		violate("a claim on %s that was lost is taken for held", c.message.ID)
 	}
-	return nil
 }
 
 // expire ends a running claim, as when its worker died.
-func (m *model) expire() error {
+func (m *model) expire() {
 	x := m.any(StateRunning)
 	if x == nil {
-		return nil
+		return
 	}
-	if err := m.q.rdb.ZAdd(context.Background(), m.q.manifests.partitions[0].Keys[store.KeyRunning], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err(); err != nil {
-		return err
-	}
-	b, err := m.look()
-	if err != nil {
-		return err
-	}
+	check(m.q.rdb.ZAdd(context.Background(), m.q.manifests.partitions[0].Keys[store.KeyRunning], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err())
+	b := m.claimAs("", 0)
 	m.lost = append(m.lost, x.claim)
 	m.happened["claims expired"]++
 	x.losses++
 	x.state, x.claim, x.later = StateQueued, nil, false
 	if b.Redelivered != 1 {
-		return violated("message %s is not redelivered", x.id)
+		violate("message %s is not redelivered", x.id)
 	}
-	return nil
 }
 
-func (m *model) wake() error {
+func (m *model) wake() {
 	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
-	found, err := m.q.manifests.partitions[0].Wake(context.Background(), []string{key}, true)
-	if err != nil {
-		return err
-	}
+	found := got(m.q.manifests.partitions[0].Wake(context.Background(), []string{key}, true))
 	want := store.WakeNone
 	if line := m.lines[key]; len(line) > 0 && m.halts[key].id == "" {
 		want = store.WakeBusy
@@ -395,7 +348,7 @@ func (m *model) wake() error {
 			want = store.WakeNone
 		}
 		if line[0].tooOld { // it may have expired already
-			return nil
+			return
 		}
 	}
 	if m.halts[key].id != "" {
@@ -404,22 +357,18 @@ func (m *model) wake() error {
 		want = store.WakeBusy
 	}
 	if found[0] != want {
-		return violated("a wake of %s found %d, want %d", key, found[0], want)
+		violate("a wake of %s found %d, want %d", key, found[0], want)
 	}
-	return nil
 }
 
-func (m *model) cancel() error {
+func (m *model) cancel() {
 	if len(m.all) == 0 {
-		return nil
+		return
 	}
 	x := m.all[m.rng.IntN(len(m.all))]
-	cancelled, err := m.q.manifests.partitions[0].Cancel(context.Background(), x.id)
-	if err != nil {
-		return err
-	}
+	cancelled := got(m.q.manifests.partitions[0].Cancel(context.Background(), x.id))
 	if cancelled[0] != (x.state == StateQueued && !x.tooOld) {
-		return violated("cancel of %s, which is %s: %v", x.id, x.state, cancelled[0])
+		violate("cancel of %s, which is %s: %v", x.id, x.state, cancelled[0])
 	}
 	if x.state == StateQueued {
 		state := StateCancelled
@@ -429,22 +378,21 @@ func (m *model) cancel() error {
 		m.end(x, state)
 		m.happened["cancelled"]++
 	}
-	return nil
 }
 
 // age makes a queued message too old.
-func (m *model) age() error {
+func (m *model) age() {
 	x := m.any(StateQueued)
 	if x == nil || x.tooOld {
-		return nil
+		return
 	}
 	p := m.q.manifests.partitions[0]
 	m.happened["aged"]++
 	x.tooOld, x.till = true, time.Time{}
-	if err := ageRecord(m.q, x.id); err != nil || m.rng.IntN(2) == 0 {
-		return err
+	check(ageRecord(m.q, x.id))
+	if m.rng.IntN(2) > 0 {
+		check(m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err())
 	}
-	return m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)}).Err()
 }
 
 // ageRecord makes a message too old.

@@ -87,6 +87,35 @@ func (v *violation) Error() string { return v.text }
 
 func violated(format string, args ...any) error { return &violation{fmt.Sprintf(format, args...)} }
 
+// failed ends a play.
+type failed struct{ error }
+
+// violate ends a play with a violation, check with an error, if there is one.
+func violate(format string, args ...any) { check(violated(format, args...)) }
+
+func check(err error) {
+	if err != nil {
+		panic(failed{err})
+	}
+}
+
+// got is what a call returned that may not fail.
+func got[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+// played is deferred: a play returns what has ended it.
+func played(err *error) {
+	switch end := recover().(type) {
+	case nil:
+	case failed:
+		*err = end.error
+	default:
+		panic(end)
+	}
+}
+
 func (m *model) token() string {
 	m.tokens++
 	return fmt.Sprint("token", m.tokens)
@@ -116,19 +145,17 @@ func (m *model) due(x *modelMessage) (may, must bool) {
 }
 
 // started notes that a message was given to a claim.
-func (m *model) started(c *claim, anyway bool) error {
+func (m *model) started(c *claim, anyway bool) {
 	x := m.byID[c.message.ID]
 	if x == nil {
-		return violated("claimed %q, which nobody enqueued", c.message.ID)
+		violate("claimed %q, which nobody enqueued", c.message.ID)
 	}
-	if err := m.joined(); err != nil {
-		return err
-	}
+	m.joined()
 	if may, _ := m.due(x); !may && !anyway {
-		return violated("claimed %s, whose turn it is not: %+v", x.id, x)
+		violate("claimed %s, whose turn it is not: %+v", x.id, x)
 	}
 	if x.delayed && x.key != "" {
-		return violated("claimed %s, which did not join", x.id)
+		violate("claimed %s, which did not join", x.id)
 	}
 	for x.key != "" && m.lines[x.key][0] != x { // they were looked at
 		m.end(m.lines[x.key][0], StateExpired)
@@ -137,12 +164,11 @@ func (m *model) started(c *claim, anyway bool) error {
 	x.attempts++
 	got := []int{c.message.Attempt, c.message.Conflicts, c.message.Losses, c.stored.Handed}
 	if want := []int{x.attempts, x.conflicts, x.losses, x.handed}; !slices.Equal(got, want) {
-		return violated("message %s was claimed with attempt, conflicts, losses, handed %v, want %v", x.id, got, want)
+		violate("message %s was claimed with attempt, conflicts, losses, handed %v, want %v", x.id, got, want)
 	}
 	if c.message.Key != x.key || string(c.message.Payload) != workOf(x.id) {
-		return violated("message %s is another: %+v", x.id, c.message)
+		violate("message %s is another: %+v", x.id, c.message)
 	}
-	return nil
 }
 
 func (x *modelMessage) slot() [2]string { return [2]string{x.key, x.principal} }
@@ -166,7 +192,7 @@ func (m *model) end(x *modelMessage, state State) {
 }
 
 // joined notes which delayed messages have joined their keys' FIFOs.
-func (m *model) joined() error {
+func (m *model) joined() {
 	pipe, places := m.q.rdb.Pipeline(), map[*modelMessage]*redis.FloatCmd{}
 	for _, x := range m.all {
 		if x.delayed && x.key != "" && !x.later && !x.state.Ended() {
@@ -174,10 +200,10 @@ func (m *model) joined() error {
 		}
 	}
 	if len(places) == 0 {
-		return nil
+		return
 	}
-	if _, err := pipe.Exec(context.Background()); err != nil && !errors.Is(err, redis.Nil) {
-		return err
+	if _, err := pipe.Exec(context.Background()); !errors.Is(err, redis.Nil) {
+		check(err)
 	}
 	for _, x := range slices.SortedFunc(maps.Keys(places), func(x, y *modelMessage) int { return x.due - y.due }) {
 		if places[x].Err() != nil {
@@ -185,15 +211,12 @@ func (m *model) joined() error {
 			m.lines[x.key] = append(m.lines[x.key], x)
 		}
 	}
-	return nil
 }
 
 // compare holds records against the model: those of messages that have not ended, or all. And it holds the lifetimes of keys
 // against those of what they hold.
-func (m *model) compare(all bool) error {
-	if err := m.joined(); err != nil {
-		return err
-	}
+func (m *model) compare(all bool) {
+	m.joined()
 	pipe := m.q.rdb.Pipeline()
 	looks := map[*modelMessage]*store.Lookup{}
 	for _, x := range m.all {
@@ -210,15 +233,15 @@ func (m *model) compare(all bool) error {
 		lives[key] = pipe.PTTL(context.Background(), key)
 	}
 	endless := pipe.HGet(context.Background(), p.Keys[store.KeyCounts], "endless")
-	if _, err := pipe.Exec(context.Background()); err != nil && !errors.Is(err, redis.Nil) {
-		return err
+	if _, err := pipe.Exec(context.Background()); !errors.Is(err, redis.Nil) {
+		check(err)
 	}
 	for key, life := range lives {
 		if life.Val() == -1 && endless.Val() != "1" {
-			return violated("%s lives for ever", key)
+			violate("%s lives for ever", key)
 		}
 		if left := life.Val(); left >= 0 && left < needed {
-			return violated("%s expires in %s, and has what is needed for %s", key, left, needed)
+			violate("%s expires in %s, and has what is needed for %s", key, left, needed)
 		}
 	}
 	for x, l := range looks {
@@ -227,141 +250,105 @@ func (m *model) compare(all bool) error {
 			m.end(x, StateExpired)
 		}
 		if s.SupersededBy != x.by {
-			return violated("message %s was replaced by %q, and by %q for the queue", x.id, x.by, s.SupersededBy)
+			violate("message %s was replaced by %q, and by %q for the queue", x.id, x.by, s.SupersededBy)
 		}
 		if s.State != x.state || s.Attempts != x.attempts || s.Conflicts != x.conflicts || s.Losses != x.losses {
-			return violated("message %s is %s after %d attempts, %d conflicts, %d losses; want %+v", x.id, s.State, s.Attempts, s.Conflicts, s.Losses, x)
+			violate("message %s is %s after %d attempts, %d conflicts, %d losses; want %+v", x.id, s.State, s.Attempts, s.Conflicts, s.Losses, x)
 		}
 	}
-	return nil
 }
 
 // pass lets time pass until all that waits is due.
-func (m *model) pass() error {
+func (m *model) pass() {
 	p := m.q.manifests.partitions[0]
 	for _, x := range m.all {
 		if x.state == StateQueued && x.later {
 			m.passed++
 			x.later, x.due = false, m.passed
-			if err := m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: float64(x.due), Member: store.MemberOf(x.id, x.key)}).Err(); err != nil {
-				return err
-			}
+			check(m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: float64(x.due), Member: store.MemberOf(x.id, x.key)}).Err())
 		}
 	}
-	return nil
 }
 
 // drain runs what is left to its end.
-func (m *model) drain() error {
+func (m *model) drain() {
 	p := m.q.manifests.partitions[0]
 	for range 50 {
 		for _, x := range m.all {
 			switch {
 			case x.state == StateRunning:
-				if err := m.settleAs(x, outcome{end: store.Finished}); err != nil {
-					return err
-				}
+				m.settleAs(x, outcome{end: store.Finished})
 			case x.tooOld:
 				m.q.rdb.ZAddXX(context.Background(), p.Keys[store.KeyWaiting], redis.Z{Score: 1, Member: store.MemberOf(x.id, x.key)})
 			}
 		}
 		for _, key := range []string{"a", "b"} {
 			if x := m.byID[m.halts[key].id]; x != nil {
-				if err := []func(*modelMessage) error{m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](x); err != nil {
-					return err
-				}
+				[]func(*modelMessage){m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](x)
 			}
 		}
-		if err := m.pass(); err != nil {
-			return err
-		}
-		if _, err := m.take(10); err != nil {
-			return err
-		}
-		if err := m.compare(true); err != nil {
-			return err
-		}
+		m.pass()
+		m.take(10)
+		m.compare(true)
 		if !slices.ContainsFunc(m.all, func(x *modelMessage) bool { return !x.state.Ended() }) {
 			break
 		}
 	}
-	return m.isEmpty()
+	m.isEmpty()
 }
 
 // isEmpty returns what is left in Redis of messages that have ended.
-func (m *model) isEmpty() error {
+func (m *model) isEmpty() {
 	p := m.q.manifests.partitions[0]
 	for _, set := range []int{store.KeyWaiting, store.KeyRunning, store.KeyFIFOs} {
-		left, err := m.q.rdb.ZRange(context.Background(), p.Keys[set], 0, -1).Result()
-		if err != nil {
-			return err
-		}
+		left := got(m.q.rdb.ZRange(context.Background(), p.Keys[set], 0, -1).Result())
 		if len(left) > 0 {
-			return violated("left in %s: %q", store.KeyNames[set], left)
+			violate("left in %s: %q", store.KeyNames[set], left)
 		}
 	}
 	for _, name := range []int{store.KeyAttempts, store.KeyMessages} {
-		left, err := m.q.rdb.HKeys(context.Background(), p.Keys[name]).Result()
-		if err != nil {
-			return err
-		}
+		left := got(m.q.rdb.HKeys(context.Background(), p.Keys[name]).Result())
 		for _, id := range left {
 			if name == store.KeyAttempts || m.byID[id].state != StateDead {
-				return violated("left in %s: %q", store.KeyNames[name], id)
+				violate("left in %s: %q", store.KeyNames[name], id)
 			}
 		}
 	}
-	counts, err := m.q.rdb.HGetAll(context.Background(), p.Keys[store.KeyCounts]).Result()
-	if err != nil {
-		return err
-	}
+	counts := got(m.q.rdb.HGetAll(context.Background(), p.Keys[store.KeyCounts]).Result())
 	if counts["enqueued"] != fmt.Sprint(len(m.all)+m.purged) || m.done > 0 && counts["done"] != fmt.Sprint(m.done) {
-		return violated("%d messages, %d done, and the counts say %v", len(m.all)+m.purged, m.done, counts)
+		violate("%d messages, %d done, and the counts say %v", len(m.all)+m.purged, m.done, counts)
 	}
-	return nil
 }
 
 // playModel makes random calls, and returns the first thing that was not as promised.
 func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hooks ...redis.Hook) (happened map[string]int, err error) {
 	t.Helper()
-	rdb := env.Client(t)
-	for _, hook := range hooks {
-		rdb.AddHook(hook)
-	}
-	q, err := New(rdb, fmt.Sprint("model", seed), WithPrefix(env.Prefix), WithMaxAttempts(modelAttempts))
-	require.NoError(t, err)
+	q := hookedQueue(t, env, fmt.Sprint("model", seed), hooks, WithMaxAttempts(modelAttempts))
 	m := &model{
 		q: q, rng: rand.New(rand.NewPCG(seed, 0)), byID: map[string]*modelMessage{}, lines: map[string][]*modelMessage{},
 		slots: map[[2]string]*modelMessage{}, halts: map[string]modelHalt{},
 		happened: map[string]int{},
 	}
-	var ops []func() error
+	defer played(&err)
+	var ops []func()
 	for _, op := range []struct {
 		weight int
-		call   func() error
+		call   func()
 	}{
 		{5, m.enqueue}, {3, m.claim}, {6, m.settle}, {2, m.resend}, {1, m.stray}, {1, m.expire}, {4, m.wake}, {1, m.cancel}, {1, m.age}, {1, m.pass}, {1, m.redrive}, {1, m.purge},
 	} {
-		ops = append(ops, slices.Repeat([]func() error{op.call}, op.weight)...)
+		ops = append(ops, slices.Repeat([]func(){op.call}, op.weight)...)
 	}
 	for i := range calls {
-		if err := ops[m.rng.IntN(len(ops))](); err != nil {
-			return m.happened, fmt.Errorf("call %d: %w", i, err)
-		}
-		if err := m.compare(false); err != nil {
-			return m.happened, fmt.Errorf("after call %d: %w", i, err)
-		}
-		if i%4 > 0 {
-			continue
-		}
-		if err := m.weigh(); err != nil {
-			return m.happened, fmt.Errorf("after call %d: %w", i, err)
+		ops[m.rng.IntN(len(ops))]()
+		m.compare(false)
+		if i%4 == 0 {
+			m.weigh()
 		}
 	}
-	if err := m.drain(); err != nil {
-		return m.happened, err
-	}
-	return m.happened, m.weigh()
+	m.drain()
+	m.weigh()
+	return m.happened, nil
 }
 
 func TestModel_ScriptsDoWhatItSays(t *testing.T) { testModel(t, 12) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -22,7 +23,7 @@ type inRedis struct {
 
 func (s inRedis) hash(key int) map[string]string { return s.hashes[key].Val() }
 
-func (m *model) inRedis() (inRedis, error) {
+func (m *model) inRedis() inRedis {
 	ctx, p := context.Background(), m.q.manifests.partitions[0]
 	pipe, s := m.q.rdb.Pipeline(), inRedis{hashes: map[int]*redis.MapStringStringCmd{}, payloads: map[string]*redis.IntCmd{}}
 	for _, key := range []int{store.KeyMessages, store.KeyDeadLetters, store.KeyUses, store.KeyAttempts, store.KeyCounts, store.KeyHalts} {
@@ -39,53 +40,48 @@ func (m *model) inRedis() (inRedis, error) {
 		}
 	}
 	s.waiting = pipe.ZRange(ctx, p.Keys[store.KeyWaiting], 0, -1)
-	_, err := pipe.Exec(ctx)
-	return s, err
+	got(pipe.Exec(ctx))
+	return s
 }
 
 // weigh holds the bytes that were counted against what is stored, and what halts keys or is due against the model.
-func (m *model) weigh() error {
-	s, err := m.inRedis()
-	if err != nil {
-		return err
-	}
+func (m *model) weigh() {
+	s := m.inRedis()
 	for _, key := range []string{"a", "b"} {
 		if halt, id := s.hash(store.KeyHalts)[key], m.halts[key].id; halt != "" && halt[1:] != id || halt == "" && id != "" {
-			return violated("key %s is halted by %q, want %q", key, halt, id)
+			violate("key %s is halted by %q, want %q", key, halt, id)
 		}
 		for i, x := range m.lines[key] {
 			if i > 0 && !m.lines[key][0].tooOld && !x.tooOld && slices.Contains(s.waiting.Val(), store.MemberOf(x.id, key)) {
-				return violated("%s is due beside the head of its key, %s", x.id, m.lines[key][0].id)
+				violate("%s is due beside the head of its key, %s", x.id, m.lines[key][0].id)
 			}
 		}
 	}
 	uses := s.hash(store.KeyUses)
 	for id, size := range s.payloads {
 		if rec := s.hash(store.KeyMessages)[id]; (size.Val() > 0) != (rec != "") {
-			return violated("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
+			violate("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
 		}
 	}
 	want, total := m.sizes(s)
 	for field, n := range uses {
 		if field[0] != 's' && n != fmt.Sprint(want[field]) {
-			return violated("%s takes %s bytes for the queue, and %d are there", field, n, want[field])
+			violate("%s takes %s bytes for the queue, and %d are there", field, n, want[field])
 		}
 		if id := uses[field]; field[0] == 's' && (m.byID[id] == nil || m.slots[m.byID[id].slot()] != m.byID[id]) {
-			return violated("%q is to be replaced, and should not", id)
+			violate("%q is to be replaced, and should not", id)
 		}
 	}
 	for field, n := range want {
 		if uses[field] != fmt.Sprint(n) {
-			return violated("%s takes %q bytes for the queue, and %d are there", field, uses[field], n)
+			violate("%s takes %q bytes for the queue, and %d are there", field, uses[field], n)
 		}
 	}
 	counts := s.hash(store.KeyCounts)
 	if counts["bytes"] != fmt.Sprint(total) && total > 0 {
-		return violated("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
+		violate("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
 	}
-	if err := m.weighLetters(s); err != nil {
-		return err
-	}
+	m.weighLetters(s)
 	for i, name := range []string{"results", "made", "given"} {
 		words := strings.Fields(counts[name])
 		for j := range store.Buckets {
@@ -94,20 +90,19 @@ func (m *model) weigh() error {
 				total += 64 + (len(id)+len(text))*5/4
 			}
 			if total > 0 && (len(words) != 2+3*store.Buckets || words[3+2*j] != fmt.Sprint(total)) {
-				return violated("what ended of %s takes %q bytes for the queue, and %d are there", name, words, total)
+				violate("what ended of %s takes %q bytes for the queue, and %d are there", name, words, total)
 			}
 		}
 	}
-	return nil
 }
 
 // weighLetters holds what is known of dead letters against those that are there.
-func (m *model) weighLetters(s inRedis) error {
+func (m *model) weighLetters(s inRedis) {
 	want, total, places := map[string]int{}, 0, []string{}
 	for id, text := range s.hash(store.KeyDeadLetters) {
 		e, ok := store.ReadEnding(id, text)
 		if !ok {
-			return violated("the ending of %s cannot be read: %q", id, text)
+			violate("the ending of %s cannot be read: %q", id, text)
 		}
 		group := e.Name + "\n" + e.Principal
 		place := group + "\n" + text[1:12] + id
@@ -119,17 +114,16 @@ func (m *model) weighLetters(s inRedis) error {
 		want["n"+e.Name], want["p"+group], total, places = want["n"+e.Name]+n, want["p"+group]+n, total+n, append(places, place)
 	}
 	if n := s.hash(store.KeyCounts)["letters"]; total > 0 && n != fmt.Sprint(total) {
-		return violated("dead letters take %s bytes for the queue, and %d are there", n, total)
+		violate("dead letters take %s bytes for the queue, and %d are there", n, total)
 	}
 	for _, z := range s.loads.Val() {
 		if n := want[fmt.Sprint(z.Member)]; n != int(z.Score) {
-			return violated("dead letters of %q take %.0f bytes for the queue, and %d are there", z.Member, z.Score, n)
+			violate("dead letters of %q take %.0f bytes for the queue, and %d are there", z.Member, z.Score, n)
 		}
 	}
 	if slices.Sort(places); len(s.loads.Val()) != len(want) || !slices.Equal(places, s.letters.Val()) {
-		return violated("dead letters are at %q, and should be at %q", s.letters.Val(), places)
+		violate("dead letters are at %q, and should be at %q", s.letters.Val(), places)
 	}
-	return nil
 }
 
 // sizes are the bytes of what is queued or runs: those of each key and principal, and all.
@@ -167,4 +161,85 @@ func (m *model) sizes(s inRedis) (by map[string]int, total int) {
 		}
 	}
 	return by, total
+}
+
+// redrive puts a dead letter back, or a message that is none.
+func (m *model) redrive() {
+	if x := m.any(StateDead); x != nil && m.rng.IntN(5) > 0 {
+		m.redriveLetter(x)
+		return
+	}
+	if len(m.all) == 0 {
+		return
+	}
+	if x := m.all[m.rng.IntN(len(m.all))]; x.state != StateDead {
+		got(m.q.manifests.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id})) // changes nothing
+	}
+}
+
+func (m *model) redriveLetter(x *modelMessage) {
+	m.joined()
+	words := got(m.q.manifests.partitions[0].Redrive(context.Background(), modelAge, store.Letter{ID: x.id}))
+	if words[0] != store.RedriveDone {
+		violate("redrive of %s: %s", x.id, words[0])
+	}
+	m.happened["redriven"]++
+	x.state, x.attempts, x.conflicts, x.handed, x.till = StateQueued, 0, 0, 0, time.Now().Add(modelAge)
+	x.coalesces, x.delayed, x.quiet, x.later, x.waits, x.waked = false, false, false, false, false, false
+	m.forgetSettlements(x)
+	switch {
+	case x.key == "":
+	case m.endHalt(x):
+		m.happened["redriven first"]++
+		m.lines[x.key] = slices.Insert(m.lines[x.key], 0, x)
+	default:
+		m.lines[x.key] = append(m.lines[x.key], x)
+	}
+}
+
+// purge forgets a dead letter.
+func (m *model) purge() {
+	if x := m.any(StateDead); x != nil {
+		m.purgeLetter(x)
+	}
+}
+
+func (m *model) purgeLetter(x *modelMessage) {
+	purged := got(m.q.manifests.partitions[0].Purge(context.Background(), store.Letter{ID: x.id}))
+	if !purged[0] {
+		violate("%s was not purged", x.id)
+	}
+	m.happened["purged"]++
+	m.purged++
+	m.endHalt(x)
+	m.forgetSettlements(x)
+	delete(m.byID, x.id)
+	m.all = slices.DeleteFunc(m.all, func(y *modelMessage) bool { return x == y })
+}
+
+// otherLetter is another dead letter of a message's key.
+func (m *model) otherLetter(x *modelMessage) *modelMessage {
+	i := slices.IndexFunc(m.all, func(y *modelMessage) bool { return y != x && y.state == StateDead && y.key == x.key })
+	if i < 0 || x.key == "" {
+		return nil
+	}
+	return m.all[i]
+}
+
+// endHalt reports whether a dead letter halted its key, which it does no more.
+func (m *model) endHalt(x *modelMessage) bool {
+	if m.halts[x.key].id != x.id {
+		return false
+	}
+	delete(m.halts, x.key)
+	m.happened["halts ended"]++
+	return true
+}
+
+// forgetSettlements: what settled a message is known until it is redriven or purged.
+func (m *model) forgetSettlements(x *modelMessage) {
+	m.past = slices.DeleteFunc(m.past, func(p modelSettle) bool {
+		return p.claim.message.ID == x.id
+	})
+	m.lost = slices.DeleteFunc(m.lost, func(c *claim) bool { return c.message.ID == x.id })
 }

@@ -21,6 +21,22 @@ type mutant struct {
 	old, new string // old stands in the script exactly once
 }
 
+// requireCaught requires that check finds each mutant.
+func requireCaught(t *testing.T, check func(*testing.T, *redistest.Env, ...redis.Hook) error, mutants []mutant) {
+	t.Helper()
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			err := check(t, redistest.Real(t), hook)
+			require.Positive(t, used.Load(), "the mutant ran")
+			var found *violation
+			require.ErrorAs(t, err, &found)
+			t.Log(err)
+		})
+	}
+}
+
 var mutants = []mutant{
 	{"a settlement without a look at the owner", "settle", "if not is_held(state, tries) then", "if not is_running(state) then"},
 	{"a settlement that is sent again counts again", "settle", "if not is_held(state, tries) then", "if not is_held(state, tries) and not (state and state:sub(2, 7) == ending:sub(1, 6)) then"},
@@ -129,28 +145,25 @@ var clockMutants = []mutant{
 
 func TestClock_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	hook, _ := redistest.BreakScript(t, sources(), "", "math.min(elapsed, back_by) or 0", "0 or 0")
-	require.Error(t, playPutRight(t, hook), "a clock that is put right runs ahead")
-	for _, m := range clockMutants {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.StartClocked(t)
-			rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
-			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			rdb.AddHook(hook)
-			q, err := New(rdb, "q")
-			require.NoError(t, err)
-			enqueueTest(t, q, "lost", "")
-			_, err = q.manifests.partitions[0].Claim(t.Context(), "dead.1", time.Second, 1)
-			require.NoError(t, err)
-			server.SetClock(t, -time.Hour)
-			for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-				b, err := q.manifests.partitions[0].Claim(t.Context(), "worker", time.Minute, 1)
-				require.NoError(t, err)
-				require.False(t, len(b.Messages) > 0 && wasSetBack(q), "not caught")
-			}
-		})
+	requireCaught(t, playPutRight, []mutant{{"a clock that is put right runs ahead", "", "math.min(elapsed, back_by) or 0", "0 or 0"}})
+	requireCaught(t, playSetBack, clockMutants)
+}
+
+// playSetBack sets the clock of Redis back while a dead worker has a message, and returns it if that is not redelivered, or nobody warned.
+func playSetBack(t *testing.T, _ *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	server := redistest.StartClocked(t)
+	q := hookedQueue(t, &redistest.Env{Addr: server.Addr, Prefix: "p"}, "q", hooks)
+	enqueueTest(t, q, "lost", "")
+	_, err := q.manifests.partitions[0].Claim(t.Context(), "dead.1", time.Second, 1)
+	require.NoError(t, err)
+	server.SetClock(t, -time.Hour)
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if len(claimTest(t, q, "worker", 1)) > 0 && wasSetBack(q) {
+			return nil
+		}
 	}
+	return violated("it is not redelivered, or nobody is warned")
 }
 
 func wasSetBack(q *Queue) bool {
@@ -169,19 +182,12 @@ var bucketMutants = []mutant{
 
 func TestBuckets_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	for _, m := range bucketMutants {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			for range 20 {
-				if err := remembers(t, redistest.Real(t), hook); err != nil {
-					t.Log(err)
-					return
-				}
-			}
-			t.Error("not caught")
-		})
-	}
+	requireCaught(t, func(t *testing.T, env *redistest.Env, hooks ...redis.Hook) (err error) {
+		for i := 0; i < 20 && err == nil; i++ {
+			err = remembers(t, env, hooks...)
+		}
+		return err
+	}, bucketMutants)
 }
 
 // What only a full history shows.
@@ -210,22 +216,12 @@ var historyMutants = []mutant{
 
 func TestHistory_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	for _, m := range historyMutants {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			err := playHistory(t, redistest.Real(t), hook)
-			require.Positive(t, used.Load(), "the mutant ran")
-			var found *violation
-			require.ErrorAs(t, err, &found)
-			t.Log(err)
-		})
-	}
+	requireCaught(t, playHistory, historyMutants)
 }
 
 func sources() map[string]string {
 	all := map[string]string{}
-	for _, name := range []string{"enqueue", "claim", "extend", "settle", "wake", "cancel", "redrive", "purge"} {
+	for _, name := range []string{"enqueue", "claim", "extend", "settle", "wake", "cancel", "redrive", "purge", "free", "payloads"} {
 		all[name] = store.Scripts[name].Source()
 	}
 	return all

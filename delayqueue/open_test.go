@@ -16,6 +16,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestQueues_TellsOfEachManifest(t *testing.T) {
@@ -39,8 +40,7 @@ func TestQueues_TellsOfEachManifest(t *testing.T) {
 			}
 		}
 		users.Wait()
-		other, err := delayqueue.New(rdb, "other", delayqueue.WithPrefix(env.Prefix+"2"))
-		require.NoError(t, err)
+		other := testbed.NewQueue(t, rdb, "other", delayqueue.WithPrefix(env.Prefix+"2"))
 		_, err = other.Stats(ctx)
 		require.NoError(t, err)
 
@@ -183,8 +183,7 @@ func TestOpen_LooksAfterAQueue(t *testing.T) {
 			}
 		}
 
-		o, err := delayqueue.Open(ctx, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
+		o := b.open()
 		s, err := o.Stats(ctx)
 		require.NoError(t, err)
 		require.EqualValues(t, 5, s.Dead)
@@ -224,8 +223,7 @@ func TestOpen_ForgetsNothingEarly(t *testing.T) {
 		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "made", fmt.Sprint("2 ", past, " 0 0 ", past+1_000_000, " ", 60<<20, " 0 0 0 0 0 ", past, " 0 0"),
 			"ended", fmt.Sprint(60<<20)).Err())
 		queued := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
-		o, err := delayqueue.Open(ctx, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
+		o := b.open()
 		require.NoError(t, o.Cancel(ctx, queued))
 		require.Equal(t, delayqueue.StateDone, b.status(first).State)
 	})
@@ -236,22 +234,12 @@ func TestOpen_RedrivesWhateverTheBounds(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const more = 1001 // than the default of WithMaxDepthPerKey
 		b := setup(t, env, delayqueue.WithMaxDepthPerKey(2*more))
-		var enqueues sync.WaitGroup
-		for range 50 {
-			enqueues.Go(func() {
-				for range more/50 + 1 {
-					_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-					assert.NoError(t, err)
-				}
-			})
-		}
-		enqueues.Wait()
+		b.enqueueAll(more, func(int) delayqueue.Job { return delayqueue.Job{Key: "k"} })
 		w := b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("no")) })
 		_, err := b.queue.Wait(t.Context(), b.enqueue(delayqueue.Job{Key: "k"})) // all die, one after the other
 		require.NoError(t, err)
 		require.NoError(t, w.Stop(t.Context()))
-		o, err := delayqueue.Open(t.Context(), env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
+		o := b.open()
 		n, err := o.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{})
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, n, more)

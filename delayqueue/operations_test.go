@@ -18,7 +18,15 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-var keyring = delayqueue.Keyring{Current: "k1", Keys: map[string][]byte{"k1": bytes.Repeat([]byte{7}, 32)}}
+var (
+	keyring   = ringOf("1")
+	accepting = delayqueue.Keyring{Current: keyring.Current, Keys: keyring.Keys, AcceptUnsealed: true}
+)
+
+// ringOf is a Keyring with one key.
+func ringOf(id string) delayqueue.Keyring {
+	return delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: bytes.Repeat([]byte(id), 32)}}
+}
 
 // kinds of queues that operations must work on.
 var kinds = map[string][]delayqueue.Option{
@@ -120,15 +128,9 @@ func TestOperations_ThatAreSentAgainAreDoneOnce(t *testing.T) {
 		})
 		require.NoError(t, b.queue.Redrive(t.Context(), dead[2], 0))
 		require.NoError(t, b.queue.Purge(t.Context(), dead[3]))
-		n, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{Limit: 1})
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		n, err = b.queue.PurgeAll(t.Context(), delayqueue.Filter{})
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		n, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{})
-		require.NoError(t, err)
-		require.Equal(t, 2, n)
+		require.Equal(t, 1, b.redriveAll(delayqueue.Filter{}, delayqueue.RedriveOptions{Limit: 1}))
+		require.Equal(t, 1, b.purgeAll(delayqueue.Filter{}))
+		require.Equal(t, 2, b.cancelAll(delayqueue.Filter{}))
 		mu.Lock()
 		defer mu.Unlock()
 		for _, script := range []string{"redrive", "purge", "cancel"} {
@@ -143,23 +145,17 @@ func TestOperations_InACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
 	rdb := cluster.Client(t)
-	locker, err := core.New(rdb, core.WithPrefix("p"))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = locker.Close() })
-	b := &bench{t: t, env: &redistest.Env{Real: true, Prefix: "p"}, locker: locker}
-	b.queue = b.newQueue(rdb, delayqueue.WithPartitions(7))
+	b := &bench{t: t, env: &redistest.Env{Real: true, Prefix: "p"}}
+	b.queue, b.locker = b.newQueue(rdb), b.lockerOn(rdb)
+	require.Equal(t, delayqueue.DefaultClusterPartitions, b.stats().Partitions, "each in a slot of its own")
 	ctx := t.Context()
 
 	all := jobs(20, func(i int) delayqueue.Job { return delayqueue.Job{ID: fmt.Sprint(i), Key: fmt.Sprint(i)} })
 	dead := b.bury(all...)
 	require.ElementsMatch(t, dead, ids(b.list(delayqueue.StateDead)))
 	require.NoError(t, b.queue.Redrive(ctx, "7", 0))
-	n, err := b.queue.RedriveAll(ctx, delayqueue.Filter{Key: "8"}, delayqueue.RedriveOptions{})
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
-	require.NoError(t, err)
-	require.Equal(t, 18, n)
+	require.Equal(t, 1, b.redriveAll(delayqueue.Filter{Key: "8"}, delayqueue.RedriveOptions{}))
+	require.Equal(t, 18, b.purgeAll(delayqueue.Filter{}))
 	require.NoError(t, b.queue.Pause(ctx, time.Hour))
 	var r ran
 	w := b.start(r.handle)
@@ -213,38 +209,12 @@ func TestOperations_OnJunk(t *testing.T) {
 		require.ErrorIs(t, err, delayqueue.ErrDamaged)
 		require.ErrorContains(t, err, "1 more")
 		require.Equal(t, 1, n)
-		n, err = b.queue.CancelAll(ctx, delayqueue.Filter{})
-		require.NoError(t, err)
-		require.Equal(t, 2, n, "dead and queued")
+		require.Equal(t, 2, b.cancelAll(delayqueue.Filter{}), "dead and queued")
 		require.Equal(t, delayqueue.StateCancelled, b.status(dead[0]).State)
-		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{Cause: "no such"})
-		require.NoError(t, err)
-		require.Zero(t, n)
+		require.Zero(t, b.purgeAll(delayqueue.Filter{Cause: "no such"}))
 		require.EqualValues(t, 2, b.rdb.ZCard(ctx, b.key("x")).Val(), "junk is tidied up")
-		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
-		require.NoError(t, err)
-		require.Equal(t, 2, n)
+		require.Equal(t, 2, b.purgeAll(delayqueue.Filter{}))
 	})
-}
-
-func TestOperations_AFullRedisLetsPurge(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
-	b.bury(delayqueue.Job{ID: "a"}, delayqueue.Job{ID: "b"})
-	queued := b.enqueue(delayqueue.Job{Key: "k"})
-	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorIs(t, b.queue.Redrive(t.Context(), "a", 0), core.ErrUnavailable)
-	require.Equal(t, delayqueue.StateDead, b.status("a").State)
-	require.Equal(t, [3]int64{1, 0, 2}, b.inState(), "refused as a whole")
-	require.NoError(t, b.queue.Purge(t.Context(), "a"))
-	n, err := b.queue.PurgeAll(t.Context(), delayqueue.Filter{})
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	n, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{})
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	require.Equal(t, delayqueue.StateCancelled, b.status(queued).State)
 }
 
 func TestOperations_BadArgumentsAreRefusedBeforeRedis(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -153,42 +154,214 @@ func loseEveryThird(proxy *redistest.Proxy) (lost func(script string) int) {
 	}
 }
 
-// A Redis whose memory is full gets free by the work that is in its queue: that takes locks, though nobody else
-// gets one.
-func TestOutage_JobsWithKeysRunOnAFullRedis(t *testing.T) {
+// On a Redis whose memory is full nothing can be enqueued, and nobody gets a lock. But what does harm can be stopped, and what is in the queue
+// runs, so that memory gets free: that takes locks too.
+func TestOutage_AFullRedis(t *testing.T) {
 	t.Parallel()
-	full := func(t *testing.T, b *bench, fill func(context.Context, func(context.Context, *redis.Client) error) error) {
-		t.Helper()
-		ids := make([]string, 200)
-		for i := range ids {
-			ids[i] = b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i%50), Payload: []byte("work")})
-		}
-		_, err := b.locker.TryAcquire(t.Context(), "other") // its script is known from now on
-		require.NoError(t, err)
-		require.NoError(t, fill(t.Context(), func(ctx context.Context, node *redis.Client) error {
-			return node.ConfigSet(ctx, "maxmemory", "1mb").Err()
-		}))
-		for i := range 20 {
-			_, err := b.locker.TryAcquire(t.Context(), fmt.Sprint("k", i))
-			require.ErrorIs(t, err, core.ErrUnavailable)
+	for name, c := range map[string]struct{ cluster, known bool }{
+		"one server": {}, "one that knows the scripts of Pause and Resume": {known: true}, "cluster": {cluster: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			var b *bench
+			var nodes func(context.Context, func(context.Context, *redis.Client) error) error
+			if c.cluster {
+				cluster := redistest.StartCluster(t, 3, 0)
+				b, nodes = onCluster(t, cluster, "q"), cluster.Client(t).ForEachMaster
+			} else {
+				server := redistest.Start(t, "--maxmemory-policy", "noeviction")
+				b = setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"}, delayqueue.WithPartitions(16))
+				nodes = func(ctx context.Context, do func(context.Context, *redis.Client) error) error { return do(ctx, b.rdb) }
+			}
+			ids := b.enqueueAll(300, func(i int) delayqueue.Job {
+				return delayqueue.Job{Key: []string{"", fmt.Sprint("k", i%50)}[i%2], Delay: time.Second, Payload: []byte("work")}
+			})
+			_, err := b.locker.TryAcquire(ctx, "other") // its script is known from now on
+			require.NoError(t, err)
+			if c.known {
+				require.NoError(t, b.queue.Pause(ctx, time.Minute))
+				require.NoError(t, b.queue.Resume(ctx))
+			}
+			require.NoError(t, nodes(ctx, func(ctx context.Context, node *redis.Client) error {
+				return node.ConfigSet(ctx, "maxmemory", "1mb").Err()
+			}))
+			for i := range 20 {
+				_, err := b.locker.TryAcquire(ctx, fmt.Sprint("k", i))
+				require.ErrorIs(t, err, core.ErrUnavailable)
+				require.ErrorContains(t, err, "OOM")
+			}
+			_, err = b.queue.Enqueue(ctx, delayqueue.Job{})
 			require.ErrorContains(t, err, "OOM")
-		}
-		var r ran
-		b.start(r.handle)
-		redistest.Eventually(t, func() bool { return len(r.ids()) == len(ids) }, "what is there is run")
-		require.ElementsMatch(t, ids, r.ids())
-	}
-	t.Run("one server", func(t *testing.T) {
-		t.Parallel()
-		server := redistest.Start(t, "--maxmemory-policy", "noeviction")
-		b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"})
-		full(t, b, func(ctx context.Context, do func(context.Context, *redis.Client) error) error {
-			return do(ctx, redistest.Client(t, &redis.Options{Addr: server.Addr}))
+
+			require.NoError(t, b.queue.Pause(ctx, time.Hour))
+			require.True(t, b.stats().Paused)
+			var r ran
+			b.start(r.handle)
+			time.Sleep(1500 * time.Millisecond) // they are due
+			require.Empty(t, r.ids())
+			require.NoError(t, b.queue.Pause(ctx, time.Hour), "again")
+			require.NoError(t, b.queue.Resume(ctx))
+			require.False(t, b.stats().Paused)
+			redistest.Eventually(t, func() bool { return len(r.ids()) == len(ids) }, "what is there is run")
+			require.ElementsMatch(t, ids, r.ids())
 		})
-	})
-	t.Run("cluster", func(t *testing.T) {
-		t.Parallel()
-		c := redistest.StartCluster(t, 3, 0)
-		full(t, onCluster(t, c, "q"), c.Client(t).ForEachMaster)
-	})
+	}
+}
+
+// apart is a queue on one Redis whose messages' keys are locked on another.
+type apart struct {
+	*bench
+	locks, queues *redistest.Proxy
+	guard         *core.Guard
+	lockServer    *redis.Client
+}
+
+func setupApart(t *testing.T) *apart {
+	locks, queues := redistest.Start(t), redistest.Start(t, "--appendonly", "yes")
+	a := &apart{locks: redistest.NewProxy(t, locks.Addr), queues: redistest.NewProxy(t, queues.Addr)}
+	client := func(addr string) *redis.Client {
+		return redistest.Client(t, &redis.Options{Addr: addr, MaxRetries: 1, DialerRetries: 1})
+	}
+	a.lockServer = client(locks.Addr)
+	a.bench = setup(t, &redistest.Env{Addr: queues.Addr, Real: true, Prefix: "t"})
+	a.queue = a.newQueue(client(a.queues.Addr))
+	a.locker, a.other = a.lockerOn(client(a.locks.Addr)), a.lockerOn(client(locks.Addr))
+	a.guard = a.locker.Guard(delayqueue.Policy(a.queue))
+	return a
+}
+
+// park has the policy store a call whose key is held.
+func (a *apart) park(key string) (id string) {
+	a.t.Helper()
+	return park(a.t, a.guard, core.Call{Key: key, Encode: nothing})
+}
+
+func (a *apart) call(key string) error {
+	return a.guard.Do(a.t.Context(), core.Call{Key: key, Encode: nothing}, mustNotRun)
+}
+
+func (a *apart) reserved(key string) time.Duration {
+	a.t.Helper()
+	info, err := a.other.Inspect(a.t.Context(), key)
+	require.NoError(a.t, err)
+	return info.Reserved
+}
+
+// Each part is where it belongs: the locks, their reservations and what tells of their release on
+// one Redis, the messages and what tells of them on the other.
+func TestTwoRedises_ParkedAndWokenAndDrained(t *testing.T) {
+	t.Parallel()
+	a := setupApart(t)
+	var r ran
+	a.start(r.handle, delayqueue.WithConflictBackoff(5*time.Minute, 5*time.Minute))
+	held := a.hold("k")
+	ids := []string{a.park("k"), a.park("k"), a.park("k")}
+	require.Positive(t, a.reserved("k"))
+	redistest.Eventually(t, func() bool { return a.status(ids[0]).Conflicts > 0 }, "it met the held key")
+	time.Sleep(100 * time.Millisecond)
+	require.NoError(t, held.Release(t.Context()))
+	for _, id := range ids {
+		s, err := a.queue.Wait(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateDone, s.State)
+	}
+	require.Equal(t, ids, r.ids())
+	redistest.Eventually(t, func() bool { return a.reserved("k") == 0 }, "nobody is left")
+	for _, name := range redistest.Keys(t, a.lockServer, "") {
+		require.True(t, strings.HasPrefix(name, "t:lock{}:"), name)
+	}
+	for _, name := range redistest.Keys(t, a.rdb, "") {
+		require.True(t, strings.HasPrefix(name, "t:queue:"), name)
+	}
+
+	held = a.hold("k") // cancelled: a worker ends the reservation
+	id := a.park("k")
+	redistest.Eventually(t, func() bool { return a.queue.Cancel(t.Context(), id) == nil }, "it is not claimed at the moment")
+	redistest.Eventually(t, func() bool { return a.reserved("k") == 0 }, "nobody is left")
+	require.NoError(t, held.Release(t.Context()))
+}
+
+// The queue's Redis is away: what would be parked is refused as unavailable, and locks work.
+func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
+	t.Parallel()
+	for name, away := range map[string]func(*apart){
+		"refuses": func(a *apart) { a.queues.Refuse(true); a.queues.Cut() },
+		"hangs":   func(a *apart) { a.queues.Blackhole(redistest.Requests | redistest.Replies) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := setupApart(t)
+			held := a.hold("k")
+			id := a.park("k")
+			var r ran
+			a.start(r.handle, delayqueue.WithClaimLease(2*time.Second))
+			redistest.Eventually(t, func() bool { return a.status(id).Conflicts > 0 }, "a worker works")
+			before := a.status(id)
+			away(a)
+			err := a.call("k")
+			require.ErrorIs(t, err, core.ErrUnavailable)
+			require.NotErrorIs(t, err, core.ErrConflict)
+			require.NotErrorIs(t, err, core.ErrDeferred)
+			for range 20 { // while the queue's Redis is away
+				require.NoError(t, a.locker.Do(t.Context(), "free", func(context.Context) error { return nil }))
+			}
+			_, err = a.locker.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict)
+			require.NoError(t, held.Release(t.Context()))
+			a.queues.Refuse(false)
+			a.queues.Blackhole(0)
+			s, err := a.queue.Wait(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, delayqueue.StateDone, s.State)
+			require.LessOrEqual(t, s.Attempts-s.Losses, 1, "a claim whose reply was lost counts as a loss")
+			require.GreaterOrEqual(t, s.Conflicts, before.Conflicts)
+		})
+	}
+}
+
+// The locks' Redis is away: what is parked waits, is not lost, and no attempt is spent.
+func TestTwoRedises_TheLocksIsAway(t *testing.T) {
+	t.Parallel()
+	for name, away := range map[string]func(*apart){
+		"refuses": func(a *apart) { a.locks.Refuse(true); a.locks.Cut() },
+		"hangs":   func(a *apart) { a.locks.Blackhole(redistest.Requests | redistest.Replies) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := setupApart(t)
+			var ids []string
+			for _, key := range []string{"a", "a", "b", "c"} {
+				ids = append(ids, a.enqueue(delayqueue.Job{Key: key, Delay: 200 * time.Millisecond}))
+			}
+			keyless := a.enqueue(delayqueue.Job{Delay: 200 * time.Millisecond})
+			away(a)
+			var r ran
+			seen := newEvents()
+			a.start(r.handle, delayqueue.WithObserver(seen))
+			require.Equal(t, delayqueue.StateDone, a.reaches(keyless, delayqueue.StateDone).State)
+			for range 6 { // some rounds
+				e := next(t, seen.settled)
+				if e.Message.ID == keyless {
+					continue
+				}
+				require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
+				require.ErrorIs(t, e.Err, core.ErrUnavailable)
+			}
+			for _, id := range ids {
+				s := a.status(id)
+				require.False(t, s.State.Ended())
+				require.Equal(t, [2]int{0, 0}, [2]int{s.Conflicts, s.Losses})
+			}
+			require.Equal(t, []string{keyless}, r.ids())
+			a.locks.Refuse(false)
+			a.locks.Blackhole(0)
+			for _, id := range ids {
+				s := a.reaches(id, delayqueue.StateDone)
+				require.Equal(t, [3]int{1, 0, 0}, [3]int{s.Attempts, s.Conflicts, s.Losses})
+			}
+			require.Len(t, r.ids(), len(ids)+1)
+			require.NotErrorIs(t, a.call("free"), core.ErrUnavailable)
+		})
+	}
 }

@@ -2,6 +2,7 @@ package delayqueue_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
@@ -54,19 +56,24 @@ func TestPause_APausedQueueStartsNothing(t *testing.T) {
 	})
 }
 
+// A shorter pause ends a longer one, and then itself.
 func TestPause_APauseEndsByItself(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
+	each(t, func(t *testing.T, b *bench) {
+		require.NoError(t, b.queue.Pause(t.Context(), time.Hour))
+		id := b.enqueue(delayqueue.Job{})
+		b.start((&ran{}).handle)
+		time.Sleep(600 * time.Millisecond) // it sleeps, subscribed
 		began := time.Now()
 		require.NoError(t, b.queue.Pause(t.Context(), time.Second))
-		var r ran
-		b.start(r.handle)
-		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-		require.InDelta(t, time.Second, time.Since(began), float64(200*time.Millisecond))
+		b.reaches(id, delayqueue.StateDone)
+		require.Greater(t, time.Since(began), 900*time.Millisecond)
 	})
 }
 
 func TestResume_WakesTheWorkers(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(3))
 		var r ran
 		b.start(r.handle)
 		fastest := time.Hour
@@ -81,53 +88,12 @@ func TestResume_WakesTheWorkers(t *testing.T) {
 			fastest = min(fastest, time.Since(began))
 		}
 		require.Less(t, fastest, 300*time.Millisecond)
-	}, delayqueue.WithPartitions(3))
-}
-
-// Redis has no memory left: nothing can be enqueued, and what does harm can be stopped all the same.
-func TestPause_OnAFullRedis(t *testing.T) {
-	t.Parallel()
-	for name, forget := range map[string]bool{"the scripts are known": false, "they are not": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t, "--maxmemory-policy", "noeviction")
-			b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"}, delayqueue.WithPartitions(16))
-			ctx := t.Context()
-			ids := make([]string, 300)
-			for i := range ids {
-				ids[i] = b.enqueue(delayqueue.Job{Delay: time.Second, Payload: []byte("work")})
-			}
-			if !forget {
-				require.NoError(t, b.queue.Pause(ctx, time.Minute))
-				require.NoError(t, b.queue.Resume(ctx))
-			}
-			require.NoError(t, b.rdb.ConfigSet(ctx, "maxmemory", "1mb").Err())
-			require.ErrorContains(t, b.rdb.Set(ctx, "more", "", 0).Err(), "OOM")
-			_, err := b.queue.Enqueue(ctx, delayqueue.Job{})
-			require.ErrorContains(t, err, "OOM")
-
-			require.NoError(t, b.queue.Pause(ctx, time.Hour))
-			require.True(t, b.stats().Paused)
-			for _, name := range redistest.Keys(t, b.rdb, "t:queue") {
-				if strings.HasSuffix(name, ":c") {
-					require.NotEmpty(t, b.rdb.HGet(ctx, name, "paused").Val(), name)
-				}
-			}
-			var r ran
-			b.start(r.handle)
-			time.Sleep(1500 * time.Millisecond) // they are due
-			require.Empty(t, r.ids())
-			require.NoError(t, b.queue.Pause(ctx, time.Hour), "again")
-			require.NoError(t, b.queue.Resume(ctx))
-			require.False(t, b.stats().Paused)
-			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == int64(len(ids)) }, "what is there is run")
-			require.ElementsMatch(t, ids, r.ids())
-		})
-	}
+	})
 }
 
 func TestWorker_APausedWorkerClaimsNothing(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
 		r := &ran{}
 		w := b.start(r.handle)
 		first := b.enqueue(delayqueue.Job{})
@@ -202,4 +168,162 @@ func TestWorker_WhatIsClaimedWhilePauseIsCalledGoesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestRegression_APrefixWithASlashStillWakesWorkers(t *testing.T) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		env.Prefix += "/team"
+		b := setup(t, env)
+		var r ran
+		b.start(r.handle)
+		time.Sleep(time.Second) // it sleeps, subscribed
+		began := time.Now()
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		require.Less(t, time.Since(began), 2*time.Second, "nobody was woken")
+	})
+}
+
+// haltBench is a queue whose messages named "bad" die until they are mended.
+type haltBench struct {
+	*bench
+	ran
+	mended atomic.Bool
+}
+
+func halting(t *testing.T, env *redistest.Env, h delayqueue.Halt, opts ...delayqueue.Option) *haltBench {
+	t.Helper()
+	b := &haltBench{bench: setup(t, env, append([]delayqueue.Option{delayqueue.WithHaltOnDeath(h), delayqueue.WithMaxAttempts(1)}, opts...)...)}
+	return b
+}
+
+func (b *haltBench) work() *delayqueue.Worker {
+	return b.start(func(ctx context.Context, m delayqueue.Message) error {
+		_ = b.handle(ctx, m)
+		if m.Name == "bad" && !b.mended.Load() {
+			return errors.New("no")
+		}
+		return nil
+	})
+}
+
+func (b *haltBench) requireFresh(key string, runs bool) {
+	b.t.Helper()
+	redistest.Eventually(b.t, func() bool {
+		err := b.other.Guard(core.RejectConflicts).Do(b.t.Context(), core.Call{Key: key}, func(context.Context) error { return nil })
+		return (err == nil) == runs && (runs || errors.Is(err, core.ErrConflict))
+	}, fmt.Sprint("a fresh call runs: ", runs))
+}
+
+func TestHaltOnDeath_ADeadLetterHaltsItsKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, end := range map[string]func(ctx context.Context, b *haltBench, id string) error{
+			"redriven": func(ctx context.Context, b *haltBench, id string) error {
+				b.mended.Store(true)
+				return b.queue.Redrive(ctx, id, 0)
+			},
+			"purged": func(ctx context.Context, b *haltBench, id string) error { return b.queue.Purge(ctx, id) },
+		} {
+			own := *env
+			own.Prefix += name
+			b := halting(t, &own, delayqueue.HaltParked)
+			bad := b.enqueue(delayqueue.Job{ID: "bad", Key: "k", Name: "bad"})
+			var ids []string
+			for i := range 3 {
+				ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"}))
+			}
+			b.work()
+			b.reaches(bad, delayqueue.StateDead)
+			ids = append(ids, b.enqueue(delayqueue.Job{ID: "3", Key: "k"})) // it comes later, and waits too
+			b.reaches(b.enqueue(delayqueue.Job{ID: "free", Key: "l"}), delayqueue.StateDone)
+			time.Sleep(100 * time.Millisecond)
+			require.Equal(t, []string{"bad", "free"}, b.ids(), "others run")
+			require.EqualValues(t, 1, b.stats().Halted)
+			require.EqualValues(t, 4, b.stats().Queued)
+			b.requireFresh("k", true)
+			require.NoError(t, end(t.Context(), b, bad))
+			for _, id := range ids {
+				b.reaches(id, delayqueue.StateDone)
+			}
+			want := []string{"bad", "free", "bad", "0", "1", "2", "3"}
+			if name == "purged" {
+				want = append(want[:2], want[3:]...)
+			}
+			require.Equal(t, want, b.ids(), "a letter that is redriven goes before those that it halted")
+			require.Zero(t, b.stats().Halted)
+		}
+	})
+}
+
+// HaltKey keeps fresh calls out until the letter goes; if no worker is connected then until one starts, and not for a day.
+func TestHaltOnDeath_CanKeepFreshCallsOut(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, end := range map[string]func(ctx context.Context, b *haltBench, bad string) error{
+			"purged": func(ctx context.Context, b *haltBench, bad string) error { return b.queue.Purge(ctx, bad) },
+			"all purged": func(ctx context.Context, b *haltBench, _ string) error {
+				_, err := b.queue.PurgeAll(ctx, delayqueue.Filter{})
+				return err
+			},
+			"redriven and cancelled": func(ctx context.Context, b *haltBench, bad string) error {
+				return errors.Join(b.queue.Redrive(ctx, bad, 0), b.queue.Cancel(ctx, bad))
+			},
+			"redriven": func(ctx context.Context, b *haltBench, bad string) error {
+				b.mended.Store(true)
+				return b.queue.Redrive(ctx, bad, 0)
+			},
+			"purged before what is delayed": func(ctx context.Context, b *haltBench, bad string) error {
+				b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
+				return b.queue.Purge(ctx, bad)
+			},
+			"purged before others": func(ctx context.Context, b *haltBench, bad string) error {
+				b.enqueue(delayqueue.Job{Key: "k"})
+				return b.queue.Purge(ctx, bad)
+			},
+		} {
+			for _, works := range []bool{false, true} {
+				if works && name == "redriven and cancelled" {
+					continue // it may have begun to run
+				}
+				own := *env
+				own.Prefix += fmt.Sprint(strings.ReplaceAll(name, " ", "-"), works)
+				b := halting(t, &own, delayqueue.HaltKey)
+				w := b.work()
+				bad := b.enqueue(delayqueue.Job{Key: "k", Name: "bad"})
+				b.reaches(bad, delayqueue.StateDead)
+				b.requireFresh("k", false)
+				if !works {
+					require.NoError(t, w.Stop(t.Context()))
+				}
+				require.NoError(t, end(t.Context(), b, bad), name)
+				if !works {
+					time.Sleep(50 * time.Millisecond)
+					b.requireFresh("k", false)
+					b.work()
+				}
+				b.requireFresh("k", true)
+			}
+		}
+	})
+}
+
+// What is halted expires as ever, and is cancelled; and the halt ends with the letter's retention.
+func TestHaltOnDeath_WhatIsHaltedEndsAsEver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := halting(t, env, delayqueue.HaltParked, delayqueue.WithDeadRetention(3*time.Second))
+		bad := b.enqueue(delayqueue.Job{Key: "k", Name: "bad"})
+		old := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 500 * time.Millisecond})
+		cancelled := b.enqueue(delayqueue.Job{Key: "k"})
+		last := b.enqueue(delayqueue.Job{Key: "k"})
+		b.work()
+		b.reaches(bad, delayqueue.StateDead)
+		died := time.Now()
+		require.NoError(t, b.queue.Cancel(t.Context(), cancelled))
+		b.reaches(old, delayqueue.StateExpired)
+		require.Equal(t, delayqueue.StateQueued, b.status(last).State)
+		time.Sleep(time.Until(died.Add(3100 * time.Millisecond)))
+		b.enqueue(delayqueue.Job{ID: "wakes-the-worker"})
+		b.reaches(last, delayqueue.StateDone)
+		require.Contains(t, b.ids(), last)
+		require.Zero(t, b.stats().Halted)
+	})
 }

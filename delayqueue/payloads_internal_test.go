@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -55,34 +54,34 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	}
 	q.add(Job{ID: "id", MaxAge: day})
 	if left := q.left("id"); left < day+59*time.Minute || left > 2*day {
-		return fmt.Errorf("%s are left of what may wait for a day", left)
+		return violated("%s are left of what may wait for a day", left)
 	}
 	b, err := q.p.Claim(t.Context(), "token.1", 2*day, 1)
 	require.NoError(t, err)
 	if left := q.left("id"); left < 2*day {
-		return fmt.Errorf("%s are left of what is claimed for 2 days", left)
+		return violated("%s are left of what is claimed for 2 days", left)
 	}
 	c := claimOf(q.Queue, b.Messages[0], "token.1")
 	_, err = q.p.Extend(t.Context(), q.rdb, 3*day, false, c.stored) // its handler takes longer than it may wait
 	require.NoError(t, err)
 	if left := q.left("id"); left < 3*day {
-		return fmt.Errorf("%s are left of what is claimed for 3 days", left)
+		return violated("%s are left of what is claimed for 3 days", left)
 	}
 	require.True(t, settleTest(t, c, outcome{end: store.Died, err: errTooOld}))
 	if left := q.left("id"); left < 9*day-time.Minute {
-		return fmt.Errorf("%s are left of what is dead for 9 days", left)
+		return violated("%s are left of what is dead for 9 days", left)
 	}
 	payload, err := q.Payload(t.Context(), "id")
 	require.NoError(t, err)
 	require.Len(t, payload, store.MaxInline+1)
 	require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
 	if left := q.left("id"); left < 20*day {
-		return fmt.Errorf("%s are left of what may wait for 20 days", left)
+		return violated("%s are left of what may wait for 20 days", left)
 	}
 	freed := []string{q.p.Keys[store.KeyMessages], q.p.PayloadKey("id"), q.p.PayloadKey("other")}
 	require.NoError(t, store.Scripts["free"].Run(t.Context(), q.rdb, freed, "id", "other").Err()) // as if that came late, of an older message with the id
 	if q.left("id") < 0 {
-		return errors.New("the payload of a message that is there is freed")
+		return violated("the payload of a message that is there is freed")
 	}
 	c = claimTest(t, q.Queue, "token.2", 1)[0]
 	require.Len(t, c.message.Payload, store.MaxInline+1)
@@ -98,9 +97,7 @@ func TestLongPayload_LivesAsLongAsItsMessage(t *testing.T) {
 
 func TestPayload_MutantsAreCaught(t *testing.T) {
 	t.Parallel()
-	sources := sources()
-	sources["free"], sources["payloads"] = store.Scripts["free"].Source(), store.Scripts["payloads"].Source()
-	for _, m := range []mutant{
+	requireCaught(t, livesLong, []mutant{
 		{"a long payload expires with the age alone", "enqueue", "'PX', text(how.age + SLACK)", "'PX', text(how.age)"},
 		{"a long payload never expires", "enqueue", ", 'PX', text(how.age + SLACK))", ")"},
 		{"a claim that is longer than its age has lost its payload", "payloads", "    redis.call('PEXPIRE', key, needed)\n", ""},
@@ -108,53 +105,6 @@ func TestPayload_MutantsAreCaught(t *testing.T) {
 		{"a dead letter's payload expires", "settle", "    keep(bodies[id], dead_retention, 0)\n", ""},
 		{"a redriven payload expires", "redrive", "    keep(bodies[id], age + SLACK, 0)\n", ""},
 		{"a payload is freed that is needed", "free", "if not rec then", "if true then"},
-	} {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			hook, _ := redistest.BreakScript(t, sources, m.script, m.old, m.new)
-			err := livesLong(t, redistest.Real(t), hook)
-			require.Error(t, err)
-			t.Log(err)
-		})
-	}
-}
-
-// What a script ends that was not told of it leaves no payload behind.
-func TestLongPayload_IsFreedByWhoeverEndsItsMessage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := newLongTest(t, env, WithMaxBytes(30_000), WithMaxBytesPerKey(30_000), WithMaxPayload(2*store.MaxInline))
-		for name, end := range map[string]func(id string){
-			"cancelled": func(id string) { require.NoError(t, q.Cancel(t.Context(), id)) },
-			"too old when it is claimed": func(id string) {
-				require.NoError(t, ageRecord(q.Queue, id))
-				require.Empty(t, claimTest(t, q.Queue, id+".1", 1))
-			},
-			"too old where there is no room": func(id string) {
-				require.NoError(t, ageRecord(q.Queue, id))
-				for i := range 4 {
-					q.add(Job{ID: id + string(rune('a'+i)), Key: id, MaxAge: time.Hour})
-				}
-				_, err := q.CancelAll(t.Context(), Filter{Key: id})
-				require.NoError(t, err)
-			},
-			"superseded": func(id string) {
-				q.add(Job{ID: id + "newer", Key: id, Coalesce: true, MaxAge: time.Hour})
-				require.NoError(t, q.Cancel(t.Context(), id+"newer"))
-			},
-			"purged": func(id string) {
-				c := claimTest(t, q.Queue, id+".1", 1)[0]
-				require.True(t, settleTest(t, c, outcome{end: store.Died, err: errTooOld}))
-				require.NoError(t, q.Purge(t.Context(), id))
-			},
-		} {
-			t.Run(name, func(t *testing.T) {
-				id := strings.ReplaceAll(name, " ", "-")
-				q.add(Job{ID: id, Key: id, Coalesce: true, MaxAge: time.Hour})
-				require.Positive(t, q.left(id))
-				end(id)
-				require.Negative(t, q.left(id))
-			})
-		}
 	})
 }
 
@@ -180,8 +130,7 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 		next := outcome{end: store.Finished, next: "token.2", ofKey: true}
 		_, err = settleOnce(c, next)
 		require.Error(t, err)
-		s, err := settleOnce(c, next)
-		require.NoError(t, err)
+		s := settled(t, c, next)
 		require.True(t, s.Held)
 		require.Equal(t, []any{"second", 1, store.MaxInline + 1}, []any{s.Claimed.ID, s.Claimed.Attempts, len(s.Claimed.Payload)})
 	})

@@ -1,7 +1,10 @@
 package delayqueue_test
 
 import (
+	"context"
 	"errors"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
@@ -42,10 +46,7 @@ func TestPolicy_APolicyWithoutAQueueIsAnError(t *testing.T) {
 	policy := delayqueue.Policy(nil)
 	_, err := policy.OnConflict(t.Context(), core.Conflict{})
 	require.ErrorIs(t, err, core.ErrInvalidOption)
-	locker, err := core.New(redistest.Embedded(t).Client(t))
-	require.NoError(t, err)
-	defer func() { _ = locker.Close() }()
-	require.ErrorIs(t, locker.Guard(policy).Err(), core.ErrInvalidOption)
+	require.ErrorIs(t, testbed.NewLocker(t, redistest.Embedded(t).Client(t)).Guard(policy).Err(), core.ErrInvalidOption)
 }
 
 func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {
@@ -71,5 +72,154 @@ func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {
 			seen = append(seen, park(other))
 			require.NotContains(t, seen[:len(seen)-1], seen[len(seen)-1])
 		}
+	})
+}
+
+// save is a call whose payload says which save it is.
+func save(key, principal string, n int) core.Call {
+	return core.Call{Key: key, Name: "save", Principal: principal, Encode: func() ([]byte, error) { return []byte(strconv.Itoa(n)), nil }}
+}
+
+// burst has many callers park saves 0 to n-1 of a key at once, and returns their tickets.
+func burst(t *testing.T, guard *core.Guard, n int, key string) []string {
+	t.Helper()
+	ids := make([]string, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { ids[i] = park(t, guard, save(key, "u", i)) })
+	}
+	all.Wait()
+	return ids
+}
+
+// A burst of 200 saves parks one, and the newest runs.
+func TestCoalesce_ABurstParksOne(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		guard := b.other.Guard(delayqueue.Coalesce(b.queue))
+		require.NoError(t, guard.Err())
+		lease := b.hold("doc")
+		ids := burst(t, guard, 200, "doc")
+		last := park(t, guard, save("doc", "u", 200))
+		require.Equal(t, [3]int64{1, 0, 0}, b.inState(), "one is parked")
+		var r ran
+		b.start(r.handle)
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(last, delayqueue.StateDone)
+		require.Equal(t, []string{last}, r.ids(), "nothing else ran")
+		require.Equal(t, "200", string(r.all()[0].Payload))
+		for _, id := range ids {
+			require.Equal(t, delayqueue.StateSuperseded, b.status(id).State)
+		}
+		s := b.stats()
+		require.EqualValues(t, 200, s.Totals.Superseded)
+		require.EqualValues(t, 1, s.Totals.Done)
+	})
+}
+
+// A job that is enqueued again gets its old ticket, also when it was replaced, and replaces nothing.
+func TestCoalesce_AnIDIsOneJob(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		one := delayqueue.Job{ID: "one", Key: "k", Payload: []byte("1"), Coalesce: true}
+		two := delayqueue.Job{ID: "two", Key: "k", Payload: []byte("2"), Coalesce: true}
+		was := enqueueOn(t, b.queue, one)
+		b.enqueue(two)
+		again := enqueueOn(t, b.queue, one)
+		require.Equal(t, was.Ticket, again.Ticket)
+		require.False(t, again.Stored)
+		b.enqueue(two)
+		require.Equal(t, "two", b.status("one").SupersededBy)
+		require.Equal(t, delayqueue.StateQueued, b.status("two").State)
+		require.ErrorIs(t, b.queue.Cancel(t.Context(), "one"), delayqueue.ErrEnded)
+		s := b.waitFor("one")
+		require.Equal(t, delayqueue.StateSuperseded, s.State)
+		_, err := b.queue.Payload(t.Context(), "one")
+		require.ErrorIs(t, err, delayqueue.ErrNotFound)
+		require.NoError(t, b.queue.Cancel(t.Context(), "two"))
+		require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val())
+	})
+}
+
+func TestDebounce_RunsWhenItIsQuiet(t *testing.T) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		const quiet = time.Second
+		b := setup(t, env)
+		guard := b.other.Guard(delayqueue.Debounce(b.queue, quiet, time.Minute))
+		require.NoError(t, guard.Err())
+		var r ran
+		b.start(r.handle)
+		lease := b.hold("doc")
+		ids := burst(t, guard, 50, "doc")
+		require.NoError(t, lease.Release(t.Context()))
+		var called time.Time
+		for i := range 15 { // for longer than the quiet period
+			time.Sleep(quiet / 10)
+			called = time.Now()
+			ids = append(ids, park(t, guard, save("doc", "u", 50+i))) // a fresh call is not run before it
+		}
+		require.Empty(t, r.all(), "it is not quiet")
+		last := ids[len(ids)-1]
+		b.reaches(last, delayqueue.StateDone)
+		require.Equal(t, []string{last}, r.ids())
+		require.GreaterOrEqual(t, time.Since(called), quiet-10*time.Millisecond)
+		require.EqualValues(t, len(ids)-1, b.stats().Totals.Superseded)
+		require.NoError(t, guard.Do(t.Context(), core.Call{Key: "doc"}, func(context.Context) error { return nil }), "the key is free again")
+	})
+}
+
+func TestDebounce_IsBounded(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		var r ran
+		b.start(r.handle)
+		began := time.Now()
+		for i := 0; len(r.all()) == 0; i++ {
+			require.Less(t, time.Since(began), time.Minute)
+			b.enqueue(delayqueue.Job{Key: "k", Payload: []byte(strconv.Itoa(i)), Coalesce: true, QuietPeriod: time.Second, MaxDelay: 2 * time.Second})
+			time.Sleep(20 * time.Millisecond)
+		}
+		require.GreaterOrEqual(t, time.Since(began), 1990*time.Millisecond)
+		require.Greater(t, b.stats().Totals.Superseded, int64(3))
+	})
+}
+
+func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
+	env := redistest.Embedded(t)
+	b := setup(t, env)
+	for _, job := range []delayqueue.Job{
+		{Coalesce: true},
+		{Key: "k", QuietPeriod: time.Second, MaxDelay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: time.Second},
+		{Key: "k", Coalesce: true, MaxDelay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: 2 * time.Second, MaxDelay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: time.Second, MaxDelay: time.Second, Delay: time.Second},
+		{Key: "k", Coalesce: true, QuietPeriod: time.Second, MaxDelay: time.Hour},
+		{Key: "k", Coalesce: true, QuietPeriod: -time.Second, MaxDelay: time.Second},
+	} {
+		_, err := b.queue.Enqueue(t.Context(), job)
+		require.ErrorIs(t, err, delayqueue.ErrInvalidJob, "%+v", job)
+	}
+	for _, p := range []core.ConflictPolicy{
+		delayqueue.Coalesce(nil), delayqueue.Debounce(nil, time.Second, time.Minute), delayqueue.Debounce(b.queue, 0, time.Minute),
+		delayqueue.Debounce(b.queue, time.Minute, time.Second), delayqueue.Debounce(b.queue, time.Minute, time.Hour),
+	} {
+		require.ErrorIs(t, b.other.Guard(p).Err(), core.ErrInvalidOption)
+	}
+}
+
+func TestDebounce_HoldsUpNobodyParked(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		var r ran
+		b.start(r.handle)
+		lease := b.hold("k")
+		quiet := park(t, b.other.Guard(delayqueue.Debounce(b.queue, time.Minute, time.Minute)), save("k", "u", 1))
+		other := park(t, b.other.Guard(delayqueue.Policy(b.queue)), save("k", "v", 2))
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(other, delayqueue.StateDone)
+		time.Sleep(50 * time.Millisecond)
+		park(t, b.other.Guard(delayqueue.Policy(b.queue)), save("k", "u", 3)) // the key is still reserved
+		require.Equal(t, delayqueue.StateQueued, b.status(quiet).State)
+		require.NoError(t, b.queue.Cancel(t.Context(), quiet))
+		redistest.Eventually(t, func() bool {
+			return b.other.Do(t.Context(), "k", func(context.Context) error { return nil }) == nil
+		}, "the key is free when nothing is quiet")
 	})
 }

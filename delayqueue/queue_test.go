@@ -6,24 +6,22 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestQueue_AMessageIsStoredAndRunOnce(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		payload := []byte("\x00\xff{}\r\n")
-		ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "order {7}:*", Name: "POST /ship", Payload: payload})
-		require.NoError(t, err)
+		ticket := enqueueOn(t, b.queue, delayqueue.Job{Key: "order {7}:*", Name: "POST /ship", Payload: payload})
 		require.Equal(t, "q", ticket.Queue)
 		require.Len(t, ticket.ID, 32)
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), ticket.ExpiresAt, time.Minute)
@@ -45,28 +43,6 @@ func TestQueue_AMessageIsStoredAndRunOnce(t *testing.T) {
 		require.Len(t, r.all(), 1)
 		require.Zero(t, b.inState())
 		require.False(t, b.rdb.HExists(t.Context(), b.key("m"), ticket.ID).Val(), "the payload of a done message is dropped")
-	})
-}
-
-func TestQueue_TheSameIDGetsTheSameTicket(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		first, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k"})
-		require.NoError(t, err)
-		second, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k", MaxAge: time.Hour})
-		require.NoError(t, err)
-		require.Equal(t, first.Ticket, second.Ticket)
-		require.True(t, first.Stored)
-		require.False(t, second.Stored)
-
-		var r ran
-		b.start(r.handle)
-		b.reaches(first.ID, delayqueue.StateDone)
-		again, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k"})
-		require.NoError(t, err)
-		require.Equal(t, second, again, "also when it has ended")
-		last := b.enqueue(delayqueue.Job{Key: "k"})
-		b.reaches(last, delayqueue.StateDone)
-		require.Equal(t, []string{first.ID, last}, r.ids())
 	})
 }
 
@@ -109,8 +85,7 @@ func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
 
 func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {
 	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-	q, err := delayqueue.New(nowhere, "q", delayqueue.WithMaxPayload(10))
-	require.NoError(t, err)
+	q := testbed.NewQueue(t, nowhere, "q", delayqueue.WithMaxPayload(10))
 	for name, c := range map[string]struct {
 		job delayqueue.Job
 		err error
@@ -143,9 +118,7 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 	q, err := delayqueue.New(rdb, "Az09._-")
 	require.NoError(t, err)
 	require.Equal(t, "Az09._-", q.Name())
-	locker, err := core.New(rdb)
-	require.NoError(t, err)
-	defer func() { _ = locker.Close() }()
+	locker := testbed.NewLocker(t, rdb)
 	handler := func(context.Context, delayqueue.Message) error { return nil }
 
 	_, err = delayqueue.NewWorker(q, locker, handler, nil)
@@ -172,6 +145,8 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"retention for years":      delayqueue.WithDeadRetention(10 * 366 * 24 * time.Hour),
 		"short reservation window": delayqueue.WithReservationWindow(50 * time.Millisecond), // no key can be reserved so
 		"long reservation window":  delayqueue.WithReservationWindow(25 * time.Hour),
+		"halt below":               delayqueue.WithHaltOnDeath(-1),
+		"halt beyond":              delayqueue.WithHaltOnDeath(3),
 		"nil observer":             delayqueue.WithQueueObserver(nil),
 		"nil pointer as observer":  delayqueue.WithQueueObserver((*watch)(nil)),
 	} {
@@ -231,66 +206,4 @@ func TestQueue_TheCallersOwnContextIsReportedAsSuch(t *testing.T) {
 			require.NotErrorIs(t, err, core.ErrUnavailable)
 		}
 	})
-}
-
-func TestQueue_EverythingInRedisHasATTL(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		ctx := t.Context()
-		block, started := make(chan struct{}), make(chan struct{})
-		defer close(block)
-		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			switch m.Name {
-			case "dies":
-				return delayqueue.SkipRetry(errors.New("no"))
-			case "runs":
-				close(started)
-				<-block
-			}
-			return nil
-		})
-		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
-		b.reaches(b.enqueue(delayqueue.Job{Key: "k", Name: "dies"}), delayqueue.StateDead)
-		b.enqueue(delayqueue.Job{Key: "k", Name: "runs"})
-		b.enqueue(delayqueue.Job{Key: "k"})
-		b.enqueue(delayqueue.Job{Delay: time.Minute})
-		next(t, started)
-
-		kinds := map[string]bool{}
-		for _, name := range redistest.Keys(t, b.rdb, b.key("")) {
-			kind, _, _ := strings.Cut(strings.TrimPrefix(name, b.key("")), ":")
-			kinds[kind] = true
-			if kind == "manifest" {
-				continue // it is for good
-			}
-			ttl := b.rdb.PTTL(ctx, name).Val()
-			require.Positive(t, ttl, name)
-			require.LessOrEqual(t, ttl, 7*24*time.Hour+2*time.Hour, name)
-		}
-		for _, kind := range []string{"m", "z", "w", "r", "f", "c", "x", "y", "k", "n1", "g", "l"} {
-			require.True(t, kinds[kind], kind)
-		}
-	})
-}
-
-// parkJobs enqueues n jobs; those for which there is no room too, if that is wanted.
-func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) {
-	b.t.Helper()
-	const producers = 64
-	var all sync.WaitGroup
-	for p := range producers {
-		all.Go(func() {
-			for i := p; i < n; i += producers {
-				j := job(i)
-				j.MaxAge = time.Hour
-				_, err := b.queue.Enqueue(context.Background(), j)
-				if full && errors.Is(err, delayqueue.ErrQueueFull) {
-					continue
-				}
-				if !assert.NoError(b.t, err) {
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
 }

@@ -231,14 +231,7 @@ type longest struct{ d atomic.Int64 }
 func (l *longest) reset()             { l.d.Store(0) }
 func (l *longest) get() time.Duration { return time.Duration(l.d.Load()).Round(time.Millisecond) }
 
-func (l *longest) see(d time.Duration) {
-	for {
-		was := l.d.Load()
-		if int64(d) <= was || l.d.CompareAndSwap(was, int64(d)) {
-			return
-		}
-	}
-}
+func (l *longest) see(d time.Duration) { atMost(&l.d, int64(d)) }
 
 // requireOnceInOrder requires that each id ran, again only if its handler could see that a claim was lost, and
 // those of a key in this order.
@@ -276,9 +269,7 @@ func onCluster(t *testing.T, c *redistest.Cluster, name string, opts ...delayque
 		delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000), delayqueue.WithPartitions(1),
 	}, opts...)...)
 	require.NoError(t, err)
-	b.locker, err = core.New(c.Client(t), core.WithPrefix(b.env.Prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = b.locker.Close() })
+	b.locker = b.lockerOn(c.Client(t))
 	return b
 }
 

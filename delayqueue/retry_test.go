@@ -1,14 +1,17 @@
 package delayqueue_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -90,38 +93,7 @@ type picky struct{ why string }
 
 func (p *picky) Error() string { return p.why }
 
-// An error may do what it likes when it is looked at: its attempt failed, its key is free, and the Worker goes on.
-func TestRetry_AnErrorThatCannotBeReadIsAFailedAttempt(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		b.start(func(_ context.Context, m delayqueue.Message) error {
-			switch m.Name {
-			case "fine":
-				return nil
-			case "hands back":
-				return delayqueue.HandBack(exits{})
-			case "is nil":
-				return (*picky)(nil)
-			default:
-				return fmt.Errorf("wrapped: %w", exits{})
-			}
-		}, delayqueue.WithConcurrency(2))
-		var bad, good []string
-		causes := map[string]string{"fails": "Goexit", "hands back": "Goexit", "is nil": "panic: runtime error: invalid memory address"}
-		for i := range 9 {
-			key := fmt.Sprint(i % 4)
-			bad = append(bad, b.enqueue(delayqueue.Job{Key: key, Name: []string{"fails", "hands back", "is nil"}[i%3]}))
-			good = append(good, b.enqueue(delayqueue.Job{Key: key, Name: "fine"}))
-		}
-		for i := range bad {
-			s := b.reaches(bad[i], delayqueue.StateDead)
-			require.Equal(t, 2, s.Attempts)
-			require.Contains(t, s.Cause, causes[s.Name])
-			b.reaches(good[i], delayqueue.StateDone)
-		}
-		require.Empty(t, b.rdb.Keys(t.Context(), b.env.Prefix+":lock*").Val(), "the keys are free")
-	}, delayqueue.WithMaxAttempts(2))
-}
-
+// A handler that panics or exits has failed, and so has one whose error does when it is looked at: the key is free, and the Worker goes on.
 func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.start(func(_ context.Context, m delayqueue.Message) error {
@@ -132,23 +104,34 @@ func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 				panic(strings.Repeat("ü\xff", 10_000))
 			case "exits":
 				runtime.Goexit()
+			case "fails":
+				return fmt.Errorf("wrapped: %w", exits{})
+			case "hands back":
+				return delayqueue.HandBack(exits{})
+			case "is nil":
+				return (*picky)(nil)
 			}
 			return nil
-		}, delayqueue.WithConcurrency(1))
-		panics := b.enqueue(delayqueue.Job{Key: "k", Name: "panics"})
-		shouts := b.enqueue(delayqueue.Job{Key: "l", Name: "shouts"})
-		exits := b.enqueue(delayqueue.Job{Name: "exits"})
-		fine := b.enqueue(delayqueue.Job{Key: "k"})
-
-		s := b.reaches(panics, delayqueue.StateDead)
-		require.Equal(t, []int{2, 0}, []int{s.Attempts, s.Losses})
-		require.Contains(t, s.Cause, "panic: boom")
-		require.Contains(t, s.Cause, "retry_test.go", "the cause has the stack")
-		require.LessOrEqual(t, len(b.reaches(shouts, delayqueue.StateDead).Cause), 4<<10, "the cause is bounded")
-		s = b.reaches(exits, delayqueue.StateDead)
-		require.Equal(t, 2, s.Attempts)
-		require.Contains(t, s.Cause, "Goexit")
-		b.reaches(fine, delayqueue.StateDone)
+		}, delayqueue.WithConcurrency(2))
+		causes := map[string]string{
+			"panics": "panic: boom", "shouts": "panic: ü", "exits": "Goexit",
+			"fails": "Goexit", "hands back": "Goexit", "is nil": "panic: runtime error: invalid memory address",
+		}
+		var bad, good []string
+		for name := range causes {
+			key := []string{"k", "l", ""}[len(bad)%3]
+			bad, good = append(bad, b.enqueue(delayqueue.Job{Key: key, Name: name})), append(good, b.enqueue(delayqueue.Job{Key: key, Name: "fine"}))
+		}
+		for i := range bad {
+			s := b.reaches(bad[i], delayqueue.StateDead)
+			require.Equal(t, []int{2, 0}, []int{s.Attempts, s.Losses})
+			require.Contains(t, s.Cause, causes[s.Name])
+			require.LessOrEqual(t, len(s.Cause), 4<<10, "the cause is bounded")
+			if s.Name == "panics" {
+				require.Contains(t, s.Cause, "retry_test.go", "the cause has the stack")
+			}
+			b.reaches(good[i], delayqueue.StateDone)
+		}
 		require.Empty(t, b.rdb.Keys(t.Context(), b.env.Prefix+":lock*").Val(), "the keys are free")
 	}, delayqueue.WithMaxAttempts(2))
 }
@@ -156,21 +139,26 @@ func TestRetry_APanicIsAFailedAttempt(t *testing.T) {
 func TestRetry_AnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			if m.Attempt > 1 {
+			if m.Name == "once" && m.Attempt > 1 {
 				return nil
 			}
 			// Somebody takes the key away.
-			require.NoError(t, b.rdb.Del(ctx, b.env.Prefix+":lock{}:k").Err())
+			require.NoError(t, b.rdb.Del(ctx, b.env.Prefix+":lock{}:"+m.Key).Err())
 			lease, _ := core.LeaseFrom(ctx)
 			require.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrLeaseLost)
 			<-ctx.Done()
 			require.ErrorIs(t, context.Cause(ctx), core.ErrLeaseLost)
+			if m.Name == "later" {
+				return unavailable(ctx, m) // which spends no attempt otherwise
+			}
 			return nil // in vain: what it did may have overlapped
 		})
-		s := b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		s := b.reaches(b.enqueue(delayqueue.Job{Key: "k", Name: "once"}), delayqueue.StateDone)
 		require.Equal(t, []int{2, 1}, []int{s.Attempts, s.Losses})
 		require.Contains(t, s.Cause, "lease lost")
-	})
+		s = b.reaches(b.enqueue(delayqueue.Job{Key: "l", Name: "later"}), delayqueue.StateDead)
+		require.Equal(t, []int{2, 2}, []int{s.Attempts, s.Losses})
+	}, delayqueue.WithMaxAttempts(2))
 }
 
 func TestRetry_AMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
@@ -187,4 +175,127 @@ func TestRetry_AMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
 		require.False(t, b.rdb.HExists(t.Context(), b.key("m"), id).Val())
 		redistest.Eventually(t, func() bool { return next(t, ev.reaped).Expired == 1 }, "it is told")
 	})
+}
+
+var errUnavailable = errors.New("the dependency answers 503")
+
+func unavailable(context.Context, delayqueue.Message) error {
+	return delayqueue.RetryLater(errUnavailable, 0)
+}
+
+func TestRetryLater_IsHonoredAndEndsWhatWouldBeTooOld(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		started := make(chan time.Time, 10)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Name == "soon" && len(started) == 1 {
+				started <- time.Now()
+				return nil
+			}
+			started <- time.Now()
+			after := 400 * time.Millisecond
+			if m.Name == "too late" {
+				after = time.Hour
+			}
+			assert.NoError(t, delayqueue.SetResult(ctx, []byte("try in "+after.String())))
+			return delayqueue.RetryLater(errUnavailable, after)
+		})
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k", Name: "soon"}), delayqueue.StateDone)
+		require.GreaterOrEqual(t, -(<-started).Sub(<-started), 395*time.Millisecond)
+
+		id := b.enqueue(delayqueue.Job{Key: "k", Name: "too late", MaxAge: 30 * time.Second})
+		s := b.reaches(id, delayqueue.StateDead)
+		require.Equal(t, [2]any{1, "the dependency answers 503"}, [2]any{s.Attempts, s.Cause})
+		require.Equal(t, "try in 1h0m0s", b.result(id))
+	})
+}
+
+func TestDeadLetter_KeepsTheLastResultIfItIsShort(t *testing.T) {
+	for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keyring)}} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				fails := atomic.Bool{}
+				fails.Store(true)
+				b.start(func(ctx context.Context, m delayqueue.Message) error {
+					if !fails.Load() {
+						return nil
+					}
+					assert.NoError(t, delayqueue.SetResult(ctx, m.Payload))
+					return delayqueue.SkipRetry(errUnavailable)
+				})
+				long := b.enqueue(delayqueue.Job{Payload: bytes.Repeat([]byte("x"), 4<<10+1)})
+				b.reaches(long, delayqueue.StateDead)
+				_, err := b.queue.Result(t.Context(), long)
+				require.ErrorIs(t, err, delayqueue.ErrNotFound)
+
+				payload := bytes.Repeat([]byte(" 1 2\n"), 819)
+				id := b.enqueue(delayqueue.Job{Key: "k", Name: "n", Principal: "p", Payload: payload})
+				require.Equal(t, errUnavailable.Error(), b.reaches(id, delayqueue.StateDead).Cause)
+				require.Equal(t, string(payload), b.result(id))
+				entry := b.peek(id)
+				require.GreaterOrEqual(t, entry.ResultSize, int64(len(payload)))
+				require.Equal(t, [2]string{"p", errUnavailable.Error()}, [2]string{entry.Principal, entry.Cause})
+
+				require.NoError(t, b.queue.Pause(t.Context(), time.Minute))
+				require.NoError(t, b.queue.Redrive(t.Context(), id, 0))
+				require.Equal(t, errUnavailable.Error(), b.status(id).Cause, "until it has another")
+				_, err = b.queue.Result(t.Context(), id)
+				require.ErrorIs(t, err, delayqueue.ErrNotFound)
+				fails.Store(false)
+				require.NoError(t, b.queue.Resume(t.Context()))
+				b.reaches(id, delayqueue.StateDone)
+			}, opts...)
+		})
+	}
+}
+
+var errNotHere = errors.New("of a newer release")
+
+func handsBack(context.Context, delayqueue.Message) error { return delayqueue.HandBack(errNotHere) }
+
+// So does RetryLater, in what a retry waits.
+func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, delayqueue.RetryLater(nil, time.Second))
+	for name, c := range map[string]struct {
+		err     error
+		is      error
+		becomes delayqueue.Outcome
+		first   time.Duration
+	}{
+		"handed back": {delayqueue.HandBack(errNotHere), errNotHere, delayqueue.OutcomeReturned, time.Second},
+		"later":       {delayqueue.RetryLater(errUnavailable, 0), errUnavailable, delayqueue.OutcomeRetry, 50 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				calls, seen := atomic.Int64{}, newEvents()
+				b.start(func(_ context.Context, m delayqueue.Message) error {
+					assert.Equal(t, 1, m.Attempt)
+					if calls.Add(1) > 3 {
+						return nil
+					}
+					return fmt.Errorf("ship: %w", c.err)
+				}, delayqueue.WithObserver(seen), delayqueue.WithRetryBackoff(50*time.Millisecond, time.Minute))
+				id := b.enqueue(delayqueue.Job{Key: "k"})
+				for n := range 3 {
+					e := next(t, seen.settled)
+					require.Equal(t, c.becomes, e.Outcome)
+					require.ErrorIs(t, e.Err, c.is)
+					require.InDelta(t, c.first<<n, e.Delay, float64(c.first<<n)/5+1)
+					if n == 2 && name == "handed back" { // it waits for seconds
+						s := b.status(id)
+						require.Equal(t, [4]any{delayqueue.StateQueued, 0, 0, 0}, [4]any{s.State, s.Attempts, s.Conflicts, s.Losses})
+					}
+				}
+				s := b.reaches(id, delayqueue.StateDone)
+				require.Equal(t, [4]any{1, 0, 0, "ship: " + c.is.Error()}, [4]any{s.Attempts, s.Conflicts, s.Losses, s.Cause})
+			}, delayqueue.WithMaxAttempts(1))
+		})
+	}
+}
+
+func TestHandBack_EndsAsExpired(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		b.start(handsBack)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateExpired)
+	}, delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxAttempts(1))
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -18,9 +19,20 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func testQueue(t *testing.T, env *redistest.Env) *Queue {
+// testQueue is a queue of tests.
+func testQueue(t *testing.T, env *redistest.Env, opts ...Option) *Queue {
 	t.Helper()
-	q, err := New(env.Client(t), "q", WithPrefix(env.Prefix))
+	return hookedQueue(t, env, "q", nil, opts...)
+}
+
+// hookedQueue is a queue whose client has these hooks.
+func hookedQueue(t *testing.T, env *redistest.Env, name string, hooks []redis.Hook, opts ...Option) *Queue {
+	t.Helper()
+	rdb := env.Client(t)
+	for _, hook := range hooks {
+		rdb.AddHook(hook)
+	}
+	q, err := New(rdb, name, append(opts, WithPrefix(env.Prefix))...)
 	require.NoError(t, err)
 	return q
 }
@@ -44,8 +56,14 @@ func claimOf(q *Queue, m *store.Message, token string) *claim {
 
 func enqueueTest(t *testing.T, q *Queue, id, key string) {
 	t.Helper()
-	_, err := q.Enqueue(t.Context(), Job{ID: id, Key: key, Payload: []byte("work")})
+	enqueueJob(t, q, Job{ID: id, Key: key, Payload: []byte("work")})
+}
+
+func enqueueJob(t *testing.T, q *Queue, job Job) Receipt {
+	t.Helper()
+	receipt, err := q.Enqueue(t.Context(), job)
 	require.NoError(t, err)
+	return receipt
 }
 
 // claimTest claims up to n messages and returns their claims.
@@ -81,27 +99,49 @@ func settleOnce(c *claim, v outcome) (*store.Settlement, error) {
 	return s, s.Err
 }
 
-func settleTest(t *testing.T, c *claim, v outcome) (held bool) {
+// settled is settleOnce without an error.
+func settled(t *testing.T, c *claim, v outcome) *store.Settlement {
 	t.Helper()
 	s, err := settleOnce(c, v)
 	require.NoError(t, err)
-	return s.Held
+	return s
+}
+
+func settleTest(t *testing.T, c *claim, v outcome) (held bool) {
+	t.Helper()
+	return settled(t, c, v).Held
+}
+
+func statusTest(t *testing.T, q *Queue, id string) Status {
+	t.Helper()
+	s, err := q.Status(t.Context(), id)
+	require.NoError(t, err)
+	return s
+}
+
+func statsTest(t *testing.T, q *Queue) Stats {
+	t.Helper()
+	s, err := q.Stats(t.Context())
+	require.NoError(t, err)
+	return s
 }
 
 func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
-		for i := range 5 {
+		for i := range 6 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 		}
-		first := claimTest(t, q, "one", 3)
-		require.Len(t, first, 3)
-		end := q.rdb.ZScore(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], "0 ").Val()
+		first, running := claimTest(t, q, "one", 4), q.manifests.partitions[0].Keys[store.KeyRunning]
+		require.Len(t, first, 4)
+		end := q.rdb.ZScore(t.Context(), running, "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
-		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], "0 ").Val(), end, "the lease starts anew")
+		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), running, "0 ").Val(), end, "the lease starts anew")
 		require.True(t, settleTest(t, first[0], outcome{end: store.Finished}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
-		require.Len(t, claimTest(t, q, "two", 5), 2)
+		require.NoError(t, q.rdb.ZAdd(t.Context(), running, scored(0, "1 ")).Err())
+		require.Len(t, claimTest(t, q, "two", 5), 3)
+		require.Equal(t, first[2:], claimTest(t, q, "one", 5), "nor what was taken over")
 	})
 }
 
@@ -142,65 +182,6 @@ func TestReceipts_AreBounded(t *testing.T) {
 	})
 }
 
-func TestScripts_AClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		enqueueTest(t, q, "id", "k")
-		late := claimTest(t, q, "late", 1)[0]
-		require.NoError(t, q.rdb.ZAdd(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning], scored(0, "id k")).Err())
-		current := claimTest(t, q, "current", 1)[0]
-		stored := func() []any {
-			return []any{q.rdb.HGetAll(t.Context(), q.manifests.partitions[0].Keys[store.KeyMessages]).Val(), q.rdb.HGetAll(t.Context(), q.manifests.partitions[0].Keys[store.KeyAttempts]).Val()}
-		}
-		before := stored()
-
-		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
-		held, err := q.manifests.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, late.stored, current.stored, &store.Message{ID: "unknown"})
-		require.NoError(t, err)
-		require.Equal(t, []bool{false, true, false}, held)
-		for end := range outcomes {
-			require.False(t, settleTest(t, late, outcome{end: store.End(end)}), end)
-		}
-		require.Equal(t, before, stored())
-		require.True(t, settleTest(t, current, outcome{end: store.Finished}))
-	})
-}
-
-func TestScripts_AWakeReachesAMessageOnItsWayBack(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		enqueueTest(t, q, "id", "k")
-		conflict := outcome{end: store.KeyHeld, delay: time.Hour}
-		wake := func(want store.Woken) {
-			t.Helper()
-			found, err := q.manifests.partitions[0].Wake(t.Context(), []string{"unknown", "k"}, true)
-			require.NoError(t, err)
-			require.Equal(t, []store.Woken{store.WakeNone, want}, found)
-		}
-
-		// The key is announced after the requeue, and before it.
-		c := claimTest(t, q, "1", 1)[0]
-		require.True(t, settleTest(t, c, conflict))
-		require.Empty(t, claimTest(t, q, "1.5", 1))
-		wake(store.WakeDue)
-		wake(store.WakeBusy)
-		c = claimTest(t, q, "2", 1)[0]
-		wake(store.WakeBusy)
-		require.True(t, settleTest(t, c, conflict))
-		c = claimTest(t, q, "3", 1)[0]
-		require.True(t, settleTest(t, c, conflict))
-		require.Empty(t, claimTest(t, q, "4", 1), "the mark holds for one claim")
-
-		// Only those that wait for their key are woken.
-		wake(store.WakeDue)
-		c = claimTest(t, q, "5", 1)[0]
-		wake(store.WakeBusy)
-		require.True(t, settleTest(t, c, outcome{end: store.Failed, delay: time.Minute}))
-		wake(store.WakeNone)
-		require.Empty(t, claimTest(t, q, "6", 1))
-	})
-}
-
 func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
@@ -215,11 +196,9 @@ func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
 			require.InDelta(t, want.Seconds(), wait().Seconds(), 5)
 		}
 		near(time.Minute)
-		_, err := q.Enqueue(t.Context(), Job{ID: "due", Delay: 40 * time.Second})
-		require.NoError(t, err)
+		enqueueJob(t, q, Job{ID: "due", Delay: 40 * time.Second})
 		near(40 * time.Second)
-		_, err = q.Enqueue(t.Context(), Job{ID: "expires", MaxAge: 25 * time.Second, Delay: 24 * time.Second})
-		require.NoError(t, err)
+		enqueueJob(t, q, Job{ID: "expires", MaxAge: 25 * time.Second, Delay: 24 * time.Second})
 		near(24 * time.Second)
 		enqueueTest(t, q, "now", "")
 		near(10 * time.Second) // the end of its own claim
@@ -259,33 +238,24 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []store.Woken{store.WakeDue}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "held, reaped and queued")
+	require.ErrorIs(t, q.Redrive(t.Context(), "dead", 0), core.ErrUnavailable)
+	require.Equal(t, StateDead, statusTest(t, q, "dead").State, "refused as a whole")
+	require.NoError(t, q.Purge(t.Context(), "dead"))
+	require.NoError(t, q.Cancel(t.Context(), "retry"))
 }
 
-func TestScripts_AClaimBringsABoundedNumberOfBytes(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		for i := range 8 {
-			_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint(i), Payload: make([]byte, 1<<20)})
-			require.NoError(t, err)
-		}
-		for i := range 8 {
-			require.Len(t, claimTest(t, q, fmt.Sprint(i), 8), 1)
-		}
-	})
-}
-
-func TestScripts_WhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
+func TestScripts_WhatACallClaimsIsBoundedInBytes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const keys, size = 12, 512 << 10
 		q := testQueue(t, env)
 		for i := range 2 * keys {
-			_, err := q.Enqueue(t.Context(), Job{Key: fmt.Sprint("k", i%keys), Payload: make([]byte, size)})
-			require.NoError(t, err)
+			enqueueJob(t, q, Job{Key: fmt.Sprint("k", i%keys), Payload: make([]byte, size)})
 		}
 		var batch []*store.Settlement
 		for n := 0; len(batch) < keys; n++ {
 			claims := claimTest(t, q, fmt.Sprint(n), keys)
 			require.NotEmpty(t, claims)
+			require.LessOrEqual(t, len(claims), 3)
 			for _, c := range claims {
 				v := outcome{end: store.Finished, ofKey: true, next: fmt.Sprint("next", len(batch))}
 				batch = append(batch, c.end(v, time.Minute))
@@ -313,8 +283,7 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 				q := testQueue(t, env)
 				for i, key := range []string{"k", "other"} {
 					enqueueTest(t, q, key, key)
-					_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint("delayed", i), Key: key, Delay: 200 * time.Millisecond})
-					require.NoError(t, err)
+					enqueueJob(t, q, Job{ID: fmt.Sprint("delayed", i), Key: key, Delay: 200 * time.Millisecond})
 				}
 				claims := claimTest(t, q, "first", 2)
 				require.Len(t, claims, 2)
@@ -351,14 +320,11 @@ func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		enqueueTest(t, q, "behind", "k")
 		c := claimTest(t, q, "1", 1)[0]
 		for range 2 {
-			s, err := settleOnce(c, outcome{end: store.Failed, delay: time.Hour, err: errors.New("why")})
-			require.NoError(t, err)
+			s := settled(t, c, outcome{end: store.Failed, delay: time.Hour, err: errors.New("why")})
 			require.Equal(t, []any{store.Outlived, true, true, (*store.Message)(nil)}, []any{s.End, s.Held, s.AnyDue, s.Claimed})
 		}
-		s, err := q.Status(t.Context(), "id")
-		require.NoError(t, err)
-		require.Equal(t, StateExpired, s.State)
-		require.Equal(t, "why", s.Cause)
+		s := statusTest(t, q, "id")
+		require.Equal(t, []any{StateExpired, "why"}, []any{s.State, s.Cause})
 		require.Equal(t, "behind", claimTest(t, q, "2", 1)[0].message.ID)
 	})
 }
@@ -390,9 +356,9 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 }
 
 // claimNext settles a claim and claims the next message with the token.
-func claimNext(t *testing.T, c *claim, which, token string) (*store.Settlement, error) {
+func claimNext(t *testing.T, c *claim, which, token string) *store.Settlement {
 	t.Helper()
-	return settleOnce(c, outcome{end: store.Finished, ofKey: which == "key", next: token})
+	return settled(t, c, outcome{end: store.Finished, ofKey: which == "key", next: token})
 }
 
 func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
@@ -410,8 +376,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 					time.Sleep(2 * time.Millisecond) // it is due before what becomes due now
 				}
 				first := claimTest(t, q, "one", 1)[0]
-				s, err := claimNext(t, first, which, "two")
-				require.NoError(t, err)
+				s := claimNext(t, first, which, "two")
 				want := map[string]string{"key": "b", "any": "other"}[which]
 				require.Equal(t, want, s.Claimed.ID)
 				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val())
@@ -421,16 +386,14 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
 				firstTries.Store(first, s.First.Add(-30*time.Second))
 				before := q.rdb.ZScore(t.Context(), running, member).Val()
-				again, err := claimNext(t, first, which, "two")
-				require.NoError(t, err)
+				again := claimNext(t, first, which, "two")
 				require.Equal(t, s.Claimed, again.Claimed)
 				require.Greater(t, q.rdb.ZScore(t.Context(), running, member).Val(), before+20_000)
 				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val(), "it takes nothing more")
 
 				// What is too old by now is not started.
 				require.NoError(t, ageRecord(q, want))
-				again, err = claimNext(t, first, which, "two")
-				require.NoError(t, err)
+				again = claimNext(t, first, which, "two")
 				require.True(t, again.Held)
 				require.Nil(t, again.Claimed)
 			})
@@ -446,8 +409,7 @@ func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(
 			enqueueTest(t, q, id, "")
 		}
 		claims := claimTest(t, q, "one", 2)
-		s, err := claimNext(t, claims[0], "any", "two")
-		require.NoError(t, err)
+		s := claimNext(t, claims[0], "any", "two")
 		again := endAgain(claims[0], outcome{end: store.Finished, next: "two"})
 		q.manifests.partitions[0].SettleTogether([]*store.Settlement{again, claims[1].end(outcome{end: store.Finished}, time.Hour)})
 		require.NoError(t, again.Err)
@@ -469,16 +431,14 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		for _, junk := range []string{"", "r", was[:7] + "x" + was[8:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
-				s, err := settleOnce(c, outcome{end: store.Failed, lost: true, next: "two"})
-				require.NoError(t, err)
+				s := settled(t, c, outcome{end: store.Failed, lost: true, next: "two"})
 				require.False(t, s.Held)
 				require.Nil(t, s.Claimed)
 			}
 		}
 		require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", was).Err())
 		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.manifests.partitions[0].Keys[store.KeyRunning]).Val())
-		s, err := settleOnce(c, outcome{end: store.Failed, next: "two"})
-		require.NoError(t, err)
+		s := settled(t, c, outcome{end: store.Failed, next: "two"})
 		require.NotNil(t, s.Claimed)
 	})
 }
@@ -493,43 +453,17 @@ func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 		c := claimTest(t, q, "one", 1)[0]
 		require.Len(t, claimTest(t, q, "stranger", 1), 1)
 		for range 2 {
-			s, err := settleOnce(c, outcome{end: store.Finished})
-			require.NoError(t, err)
+			s := settled(t, c, outcome{end: store.Finished})
 			require.True(t, s.Held)
 		}
 		require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyMessages], "short", "1--", "junk", "junk").Err())
 		for _, junk := range []string{"unknown", "id", "short", "junk", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000)} {
 			require.NoError(t, q.rdb.ZAdd(t.Context(), p.Keys[store.KeyRunning], scored(9e15, junk)).Err())
 			require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyAttempts], junk, "r------1 0 0 0 two ").Err())
-			s, err := claimNext(t, c, "any", "two")
-			require.NoError(t, err)
+			s := claimNext(t, c, "any", "two")
 			require.True(t, s.Held)
 			require.Nil(t, s.Claimed, "%q", junk)
 		}
-	})
-}
-
-// The settlement ran, its reply was lost, and before it was sent again others claimed and
-// settled the message. What it had claimed is known to nobody but its caller.
-func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
-		enqueueTest(t, q, "id", "k")
-		first := claimTest(t, q, "one", 1)[0]
-		enqueueTest(t, q, "next", "l")
-		v := outcome{end: store.Failed, next: "two"}
-		s, err := settleOnce(first, v)
-		require.NoError(t, err)
-		require.Equal(t, "next", s.Claimed.ID)
-		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], outcome{end: store.Finished}))
-		again, err := settleOnce(first, v)
-		require.NoError(t, err)
-		require.False(t, again.Held)
-		require.Equal(t, s.Claimed, again.Claimed)
-		v.next = "another"
-		again, err = settleOnce(first, v)
-		require.NoError(t, err)
-		require.Nil(t, again.Claimed)
 	})
 }
 
@@ -537,8 +471,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAgain(t *testing.T) {
 func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 	const many = 1500
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxDepth(4*many))
-		require.NoError(t, err)
+		q := testQueue(t, env, WithMaxDepth(4*many))
 		p := q.manifests.partitions[0]
 		run := func(name string) (claims []*claim) {
 			for at := 0; at < many; at += store.BatchItems {
@@ -559,8 +492,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		before := run("before")
 		enqueueTest(t, q, "next", "")
 		time.Sleep(20 * time.Millisecond) // what was claimed before has an earlier end
-		s, err := claimNext(t, c, "any", "two")
-		require.NoError(t, err)
+		s := claimNext(t, c, "any", "two")
 		require.Equal(t, "next", s.Claimed.ID)
 		run("after")
 		for some := range slices.Chunk(before, extendBatch) {
@@ -568,8 +500,87 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 			require.NoError(t, err)
 			require.NotContains(t, held, false)
 		}
-		again, err := claimNext(t, c, "any", "two")
-		require.NoError(t, err)
+		again := claimNext(t, c, "any", "two")
 		require.Equal(t, s.Claimed, again.Claimed)
+	})
+}
+
+// lockerTest is a locker on the Redis of a queue.
+func lockerTest(t *testing.T, q *Queue) *core.Locker {
+	t.Helper()
+	locker, err := core.New(q.rdb, core.WithPrefix(q.prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	return locker
+}
+
+// The message becomes too old after it was looked up, and before the script runs, as it may while Redis restarts.
+func TestCancel_WhatExpiredMeanwhileIsNotCancelled(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, cancel := range map[string]func(t *testing.T, q *Queue) (int, error){
+			"Cancel": func(t *testing.T, q *Queue) (int, error) {
+				t.Helper()
+				err := q.Cancel(t.Context(), "id")
+				require.ErrorIs(t, err, ErrEnded)
+				require.ErrorContains(t, err, "it is expired")
+				return 0, nil
+			},
+			"CancelAll": func(t *testing.T, q *Queue) (int, error) {
+				t.Helper()
+				return q.CancelAll(t.Context(), Filter{})
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				other := testQueue(t, &redistest.Env{Addr: env.Addr, Prefix: env.Prefix + name})
+				q := testQueue(t, &redistest.Env{Addr: env.Addr, Prefix: env.Prefix + name})
+				enqueueTest(t, q, "id", "k")
+				sent := 0
+				q.rdb.(*redis.Client).AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+					if !redistest.IsScript(cmd) || !slices.Contains([]any{store.Scripts["cancel"].Hash(), store.Scripts["cancel"].Source()}, redistest.Args(cmd)[1]) {
+						return
+					}
+					if sent++; sent == 1 {
+						require.NoError(t, ageRecord(other, "id"))
+					}
+				}))
+				n, err := cancel(t, q)
+				require.NoError(t, err)
+				require.Zero(t, n)
+				require.Positive(t, sent)
+				s := statusTest(t, q, "id")
+				require.Equal(t, StateExpired, s.State)
+				stats := statsTest(t, q)
+				require.Equal(t, Totals{Enqueued: 1, Expired: 1}, stats.Totals)
+			})
+		}
+	})
+}
+
+// The newer one was cancelled before the one that ran meanwhile was given back: the next one replaces that.
+func TestCoalesce_WhatIsGivenBackIsReplacedByTheNextOne(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, q := t.Context(), testQueue(t, env)
+		for i := range 20 {
+			key := fmt.Sprint("doc", i)
+			save := func(id string) string {
+				_, err := q.Enqueue(ctx, Job{ID: id + key, Key: key, Coalesce: true})
+				require.NoError(t, err)
+				return id + key
+			}
+			first := save("first")
+			claims := claimTest(t, q, "token"+key, 1)
+			require.Len(t, claims, 1)
+			require.NoError(t, q.Cancel(ctx, save("second")))
+			require.True(t, settleTest(t, claims[0], outcome{end: store.Conflicted, delay: time.Hour}))
+			third := save("third")
+			status, err := q.Status(ctx, first)
+			require.NoError(t, err)
+			require.Equal(t, third, status.SupersededBy)
+			line, _, err := q.Line(ctx, key, "", 10)
+			require.NoError(t, err)
+			require.Len(t, line, 1)
+			require.Equal(t, third, line[0].ID)
+			require.NoError(t, q.Cancel(ctx, third))
+		}
 	})
 }

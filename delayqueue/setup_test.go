@@ -2,6 +2,7 @@ package delayqueue_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"slices"
@@ -10,11 +11,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestMain(m *testing.M) {
@@ -69,6 +72,14 @@ func (b *bench) newQueue(rdb redis.UniversalClient, opts ...delayqueue.Option) *
 	return q
 }
 
+// open opens the queue as an operator.
+func (b *bench) open() *delayqueue.Queue {
+	b.t.Helper()
+	q, err := delayqueue.Open(b.t.Context(), b.env.Client(b.t), "q", delayqueue.WithPrefix(b.env.Prefix))
+	require.NoError(b.t, err)
+	return q
+}
+
 // unencrypted is the queue as somebody has it without its keys, who has read the manifest before it was encrypted.
 func (b *bench) unencrypted() *delayqueue.Queue {
 	b.t.Helper()
@@ -80,10 +91,12 @@ func (b *bench) unencrypted() *delayqueue.Queue {
 
 func (b *bench) newLocker(opts ...core.Option) *core.Locker {
 	b.t.Helper()
-	l, err := core.New(b.env.Client(b.t), append([]core.Option{core.WithPrefix(b.env.Prefix)}, opts...)...)
-	require.NoError(b.t, err)
-	b.t.Cleanup(func() { _ = l.Close() })
-	return l
+	return b.lockerOn(b.env.Client(b.t), opts...)
+}
+
+func (b *bench) lockerOn(rdb redis.UniversalClient, opts ...core.Option) *core.Locker {
+	b.t.Helper()
+	return testbed.NewLocker(b.t, rdb, append(opts, core.WithPrefix(b.env.Prefix))...)
 }
 
 // quick is how workers of tests are configured: the shortest sensible waits.
@@ -125,9 +138,33 @@ func (b *bench) startOn(q *delayqueue.Queue, h delayqueue.Handler, opts ...delay
 
 func (b *bench) enqueue(job delayqueue.Job) string {
 	b.t.Helper()
-	ticket, err := b.queue.Enqueue(b.t.Context(), job)
-	require.NoError(b.t, err)
-	return ticket.ID
+	return enqueueOn(b.t, b.queue, job).ID
+}
+
+func enqueueOn(t *testing.T, q *delayqueue.Queue, job delayqueue.Job) delayqueue.Receipt {
+	t.Helper()
+	receipt, err := q.Enqueue(t.Context(), job)
+	require.NoError(t, err)
+	return receipt
+}
+
+// enqueueAll enqueues from many callers at once.
+func (b *bench) enqueueAll(n int, job func(i int) delayqueue.Job) (ids []string) {
+	b.t.Helper()
+	const callers = 32
+	ids = make([]string, n)
+	var all sync.WaitGroup
+	for c := range callers {
+		all.Go(func() {
+			for i := c; i < n; i += callers {
+				ticket, err := b.queue.Enqueue(b.t.Context(), job(i))
+				assert.NoError(b.t, err)
+				ids[i] = ticket.ID
+			}
+		})
+	}
+	all.Wait()
+	return ids
 }
 
 func (b *bench) status(id string) delayqueue.Status {
@@ -237,3 +274,87 @@ func (b *bench) hold(key string) *core.Lease {
 }
 
 func redisZ(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }
+
+// parkCall has a call of a held key parked, and returns the id of its message.
+func (b *bench) parkCall(key string) string {
+	b.t.Helper()
+	return park(b.t, b.other.Guard(delayqueue.Policy(b.queue)), core.Call{Key: key, Encode: nothing})
+}
+
+// nothing is a payload.
+func nothing() ([]byte, error) { return nil, nil }
+
+// mustNotRun is the work of a call that is not to get its key.
+func mustNotRun(context.Context) error { return errors.New("the key was free") }
+
+// isNotReserved waits until nothing keeps a key for parked messages.
+func (b *bench) isNotReserved(key string) {
+	b.t.Helper()
+	redistest.Eventually(b.t, func() bool {
+		info, err := b.other.Inspect(b.t.Context(), key)
+		return err == nil && info.Reserved == 0
+	}, "the key is kept for nobody")
+}
+
+// park has a guard park a call, and returns its ticket.
+func park(t *testing.T, guard *core.Guard, call core.Call) string {
+	t.Helper()
+	err := guard.Do(t.Context(), call, mustNotRun)
+	var deferred *core.DeferredError
+	if !assert.ErrorAs(t, err, &deferred) {
+		return ""
+	}
+	return deferred.Ticket.ID
+}
+
+// cancelAll, purgeAll and redriveAll return how many messages they dealt with.
+func (b *bench) cancelAll(f delayqueue.Filter) int {
+	b.t.Helper()
+	n, err := b.queue.CancelAll(b.t.Context(), f)
+	require.NoError(b.t, err)
+	return n
+}
+
+func (b *bench) purgeAll(f delayqueue.Filter) int {
+	b.t.Helper()
+	n, err := b.queue.PurgeAll(b.t.Context(), f)
+	require.NoError(b.t, err)
+	return n
+}
+
+func (b *bench) redriveAll(f delayqueue.Filter, o delayqueue.RedriveOptions) int {
+	b.t.Helper()
+	n, err := b.queue.RedriveAll(b.t.Context(), f, o)
+	require.NoError(b.t, err)
+	return n
+}
+
+// result returns a message's.
+func (b *bench) result(id string) string {
+	b.t.Helper()
+	result, err := b.queue.Result(b.t.Context(), id)
+	require.NoError(b.t, err)
+	return string(result)
+}
+
+func (b *bench) payload(id string) string {
+	b.t.Helper()
+	payload, err := b.queue.Payload(b.t.Context(), id)
+	require.NoError(b.t, err)
+	return string(payload)
+}
+
+func (b *bench) peek(id string) delayqueue.Entry {
+	b.t.Helper()
+	e, err := b.queue.Peek(b.t.Context(), id)
+	require.NoError(b.t, err)
+	return e
+}
+
+// waitFor waits for the end of a message.
+func (b *bench) waitFor(id string) delayqueue.Status {
+	b.t.Helper()
+	s, err := b.queue.Wait(b.t.Context(), id)
+	require.NoError(b.t, err)
+	return s
+}

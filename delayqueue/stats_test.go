@@ -2,7 +2,6 @@ package delayqueue_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -30,33 +29,47 @@ func TestStats_CountAndTellHowLateTheWorkersAre(t *testing.T) {
 	})
 }
 
-func TestTotals_CountHowMessagesEnded(t *testing.T) {
+func TestWorker_LocalTellsOfTheWorker(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		cancelled := b.enqueue(delayqueue.Job{Key: "c"})
-		require.NoError(t, b.queue.Cancel(t.Context(), cancelled))
-		expires := b.enqueue(delayqueue.Job{MaxAge: 20 * time.Millisecond, Delay: 19 * time.Millisecond})
-		redistest.Eventually(t, func() bool {
-			now, err := b.rdb.Time(t.Context()).Result()
-			return err == nil && now.After(b.status(expires).ExpiresAt)
-		}, "time does not pass")
-		once := b.enqueue(delayqueue.Job{Key: "x"})
-		dies := b.enqueue(delayqueue.Job{Key: "y", Name: "dies"})
-		w := b.start(func(_ context.Context, m delayqueue.Message) error {
-			switch {
-			case m.Name == "dies":
-				return delayqueue.SkipRetry(errors.New("no"))
-			case m.Attempt == 1:
-				return errors.New("once more")
-			}
+		goOn := make(chan struct{})
+		w, err := delayqueue.NewWorker(b.queue, b.locker, func(context.Context, delayqueue.Message) error {
+			<-goOn
 			return nil
-		})
-		b.reaches(once, delayqueue.StateDone)
-		b.reaches(dies, delayqueue.StateDead)
-		b.reaches(expires, delayqueue.StateExpired)
+		}, delayqueue.WithConcurrency(2))
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.Local{Queue: b.queue.Name(), Service: "shop", Partitions: 3, Slots: 2, Stopped: true}, w.Local(), "it was not started")
+		for range 3 {
+			b.enqueue(delayqueue.Job{})
+		}
+		start := time.Now()
+		require.NoError(t, w.Start())
+		redistest.Eventually(t, func() bool { return w.Local().Running == 2 }, "both slots run")
+		l := w.Local()
+		require.False(t, l.Stopped)
+		require.False(t, l.LastClaim.Before(start.Truncate(0)))
+		redistest.Eventually(t, func() bool { return w.Local().LastClaim.After(l.LastClaim) }, "a busy worker asks too")
+		w.Pause()
+		require.True(t, w.Local().Paused)
+		close(goOn)
 		require.NoError(t, w.Stop(t.Context()))
-		want := delayqueue.Stats{Dead: 1, Partitions: 3, Totals: delayqueue.Totals{Enqueued: 4, Retried: 1, Done: 1, Expired: 1, Cancelled: 1, Died: 1}}
-		is := b.stats()
-		is.Bytes = 0 // bounds_test.go
-		require.Equal(t, want, is)
-	}, delayqueue.WithPartitions(3))
+		require.True(t, w.Local().Stopped)
+		require.Zero(t, w.Local().Running)
+	}, delayqueue.WithService("shop"), delayqueue.WithPartitions(3))
+}
+
+func TestStats_TellForHowLongNobodyHasClaimed(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		b.enqueue(delayqueue.Job{Delay: time.Minute})
+		require.Zero(t, b.stats().SinceLastClaim, "nothing is due")
+		b.enqueue(delayqueue.Job{})
+		redistest.Eventually(t, func() bool { return b.stats().SinceLastClaim >= 100*time.Millisecond }, "since the queue was new")
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("c"), "claimed", time.Now().Add(-time.Hour).UnixMilli()).Err())
+		require.InDelta(t, time.Hour, b.stats().SinceLastClaim, float64(time.Minute))
+		goOn := make(chan struct{})
+		w := b.start(func(context.Context, delayqueue.Message) error { <-goOn; return nil }, delayqueue.WithConcurrency(1))
+		b.enqueue(delayqueue.Job{})
+		redistest.Eventually(t, func() bool { s := b.stats(); return s.Due > 0 && s.SinceLastClaim < time.Minute }, "somebody has")
+		close(goOn)
+		require.NoError(t, w.Stop(t.Context()))
+	})
 }

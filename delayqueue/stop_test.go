@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestStop_AWorkerStartsOnce(t *testing.T) {
@@ -61,8 +62,7 @@ func TestStop_LetsHandlersFinish(t *testing.T) {
 		stops.Wait()
 		require.Equal(t, delayqueue.StateDone, b.status(id).State)
 		b.status(later) // run by the last claim, or left for the next worker
-		stats, err := b.queue.Stats(t.Context())
-		require.NoError(t, err)
+		stats := b.stats()
 		require.Zero(t, stats.Running)
 	})
 }
@@ -105,7 +105,8 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 
 // A handler that does not heed its ctx keeps its claim and its key, also if a handler of another Worker stops its own.
 func TestStop_WaitsForAHandlerThatRunsOn(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
 		began, stopped := make(chan struct{}), make(chan error)
 		var returned atomic.Bool
 		w := b.start(func(context.Context, delayqueue.Message) error {
@@ -116,16 +117,14 @@ func TestStop_WaitsForAHandlerThatRunsOn(t *testing.T) {
 		})
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		<-began
-		other, err := delayqueue.New(b.rdb, "other", delayqueue.WithPrefix(b.env.Prefix))
-		require.NoError(t, err)
+		other := testbed.NewQueue(t, b.rdb, "other", delayqueue.WithPrefix(env.Prefix))
 		b.startOn(other, func(ctx context.Context, _ delayqueue.Message) error {
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
 			stopped <- w.Stop(ctx)
 			return nil
 		})
-		_, err = other.Enqueue(t.Context(), delayqueue.Job{})
-		require.NoError(t, err)
+		enqueueOn(t, other, delayqueue.Job{})
 		require.ErrorIs(t, <-stopped, context.Canceled)
 		require.True(t, returned.Load(), "the caller closes the Locker now")
 		require.Equal(t, delayqueue.StateDone, b.status(id).State)
@@ -168,17 +167,62 @@ func TestStop_FromAHandlerEndsWithItsContext(t *testing.T) {
 }
 
 func TestStop_AnIdleWorkerIsQuiet(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
-		var scripts atomic.Int64
-		b.rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-			if redistest.IsScript(cmd) {
-				scripts.Add(1)
+	t.Parallel()
+	b := setup(t, redistest.Embedded(t))
+	var r ran
+	var scripts atomic.Int64
+	b.rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+		if redistest.IsScript(cmd) {
+			scripts.Add(1)
+		}
+	}))
+	b.start(r.handle)
+	b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+	before := scripts.Load()
+	time.Sleep(2 * time.Second) // the promise is about time
+	require.LessOrEqual(t, scripts.Load()-before, int64(5))
+}
+
+func TestRegression_AStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		started := make(chan struct{})
+		first := b.enqueue(delayqueue.Job{Key: "k"})
+		second := b.enqueue(delayqueue.Job{Key: "k"})
+		w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			close(started)
+			<-ctx.Done()
+			return nil // it was done all the same
+		})
+		next(t, started)
+		require.NoError(t, b.queue.Cancel(t.Context(), second))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = w.Stop(ctx)
+		require.Equal(t, delayqueue.StateDone, b.status(first).State)
+		require.Zero(t, b.inState())
+		b.isNotReserved("k")
+	})
+}
+
+// The message that the end of another brings is given back.
+func TestRegression_NoHandlerBeginsAfterStopWasCalled(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		proxy := redistest.NewProxy(t, b.env.Addr)
+		b.enqueue(delayqueue.Job{Key: "k"})
+		behind := b.enqueue(delayqueue.Job{Key: "k"})
+		var runs atomic.Int64
+		first := make(chan struct{})
+		w := b.startOn(b.newQueue(redistest.Client(t, &redis.Options{Addr: proxy.Addr})), func(context.Context, delayqueue.Message) error {
+			if runs.Add(1) == 1 {
+				proxy.Delay(func() time.Duration { return 100 * time.Millisecond })
+				close(first)
 			}
-		}))
-		b.start((&ran{}).handle)
-		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-		before := scripts.Load()
-		time.Sleep(2 * time.Second)
-		require.LessOrEqual(t, scripts.Load()-before, int64(5))
+			return nil
+		})
+		next(t, first)
+		time.Sleep(50 * time.Millisecond) // the settlement that claims the next one is under way
+		require.NoError(t, w.Stop(t.Context()))
+		require.EqualValues(t, 1, runs.Load())
+		require.Equal(t, delayqueue.StateQueued, b.status(behind).State)
 	})
 }

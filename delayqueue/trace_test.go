@@ -68,15 +68,12 @@ func TestTrace_TravelsWithTheMessage(t *testing.T) {
 				return testTrace
 			}
 			for id, payload := range payloads {
-				_, err := q.Enqueue(t.Context(), Job{ID: strings.ReplaceAll(id, " ", "-"), Key: id, Payload: payload, Trace: trace(id)})
-				require.NoError(t, err)
+				enqueueJob(t, q, Job{ID: strings.ReplaceAll(id, " ", "-"), Key: id, Payload: payload, Trace: trace(id)})
 				stored, err := q.Payload(t.Context(), strings.ReplaceAll(id, " ", "-"))
 				require.NoError(t, err)
 				require.Equal(t, string(payload), string(stored))
 			}
-			locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
-			require.NoError(t, err)
-			defer func() { _ = locker.Close() }()
+			locker := lockerTest(t, q)
 			w, err := NewWorker(q, locker, func(_ context.Context, m Message) error {
 				if m.Attempt == 1 {
 					return errors.New("once more")
@@ -105,11 +102,8 @@ func TestTrace_TravelsWithTheMessage(t *testing.T) {
 func TestTrace_OfACallThatIsParked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		seen := &traces{all: map[string][]string{}}
-		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithQueueObserver(seen))
-		require.NoError(t, err)
-		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = locker.Close() }()
+		q := testQueue(t, env, WithQueueObserver(seen))
+		locker := lockerTest(t, q)
 		lease, err := locker.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		defer func() { _ = lease.Release(context.Background()) }()
@@ -150,11 +144,8 @@ func TestTrace_OfAnObserver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const given = "00-11111111111111111111111111111111-2222222222222222-00"
 		seen := &giver{traces: traces{all: map[string][]string{}}}
-		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithQueueObserver(seen))
-		require.NoError(t, err)
-		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = locker.Close() }()
+		q := testQueue(t, env, WithQueueObserver(seen))
+		locker := lockerTest(t, q)
 		lease, err := locker.TryAcquire(t.Context(), "held")
 		require.NoError(t, err)
 		defer func() { _ = lease.Release(context.Background()) }()
@@ -176,8 +167,7 @@ func TestTrace_OfAnObserver(t *testing.T) {
 			"junk":    {func(ctx context.Context) (context.Context, string) { return ctx, "00-a-b-01" }, []string{"enqueued " + testTrace, "ran " + testTrace}},
 		} {
 			seen.give = c.give
-			_, err := q.Enqueue(t.Context(), Job{ID: name, Trace: testTrace})
-			require.NoError(t, err)
+			enqueueJob(t, q, Job{ID: name, Trace: testTrace})
 			want := append([]string{"enqueuing in q " + testTrace}, c.want...)
 			redistest.Eventually(t, func() bool { return len(seen.of(name)) == len(want) }, "it ran")
 			require.ElementsMatch(t, want, seen.of(name), name)

@@ -3,9 +3,11 @@ package delayqueue_test
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,65 +73,40 @@ func (o *explosive) OnOutcome(context.Context, core.Outcome) {
 
 func (o *explosive) OnReleased(context.Context, core.Released) { panic("released") }
 
-func TestWorker_GoesOnIfTheLockersObserverPanics(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		b.locker = b.newLocker(core.WithObserver(&explosive{}))
-		log := &testbed.Log{}
-		b.start((&ran{}).handle, delayqueue.WithLogger(log.Logger()))
-		require.Equal(t, 1, b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone).Attempts)
-		require.Contains(t, log.String(), "delayqueue: the observer panicked")
-	})
+// losesClaim loses the first reply to a claim that brings messages, and tells when. Meanwhile it does something.
+func (b *bench) losesClaim(meanwhile func() error) (q *delayqueue.Queue, lost chan struct{}) {
+	b.t.Helper()
+	rdb := b.env.Client(b.t)
+	require.NoError(b.t, b.queue.ClaimAndDie(time.Second)) // loads the script
+	lost = make(chan struct{}, 1)
+	var first atomic.Bool
+	rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if err := next(ctx, cmd); err != nil || !isScript(cmd, "claim", b.env.Prefix+":queue:{q}") || !bringsMessages(cmd) || first.Swap(true) {
+			return err
+		}
+		cmd.SetErr(errors.Join(errors.New("i/o timeout"), meanwhile()))
+		lost <- struct{}{}
+		return cmd.Err()
+	}))
+	return b.newQueue(rdb), lost
 }
 
 // What a claim took whose reply was lost has become too old when the claim is sent
 // again: the worker must not go on asking for it until the claim's lease is over.
 func TestWorker_AClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		rdb := b.env.Client(t)
-		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
-		old := b.enqueue(delayqueue.Job{})
-		age := func(record string) string { return record[:32] + "0000000000001" + record[45:] } // its not_after
-		var lost atomic.Bool
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if err := next(ctx, cmd); err != nil || !isScript(cmd, "claim", b.env.Prefix+":queue:{q}") || !bringsMessages(cmd) || lost.Swap(true) {
-				return err
-			}
-			cmd.SetErr(errors.Join(errors.New("i/o timeout"), b.queue.EditRecord("m", old, age))) // it is too old before the worker knows
-			return cmd.Err()
-		}))
+		const old = "old"
+		q, lost := b.losesClaim(func() error {
+			return b.queue.EditRecord("m", old, func(record string) string { return record[:32] + "0000000000001" + record[45:] }) // its not_after
+		})
+		b.enqueue(delayqueue.Job{ID: old})
 		var r ran
-		b.startOn(b.newQueue(rdb), r.handle, delayqueue.WithClaimLease(20*time.Minute))
-		redistest.Eventually(t, lost.Load, "no reply was lost")
+		b.startOn(q, r.handle, delayqueue.WithClaimLease(20*time.Minute))
+		next(t, lost)
 		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
 		require.Equal(t, delayqueue.StateRunning, b.status(old).State, "until its claim ends")
 		require.Len(t, r.ids(), 1)
 	})
-}
-
-// claimsOf is what happens to the claims of a partition: while it is down they fail unsent, and while it is
-// lossy their replies are lost, if they bring messages.
-type claimsOf struct {
-	base         string
-	down, lossy  atomic.Bool
-	failed, lost atomic.Int64
-}
-
-func (p *claimsOf) hook(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	if !isScript(cmd, "claim", p.base) {
-		return next(ctx, cmd)
-	}
-	if p.down.Load() {
-		p.failed.Add(1)
-		cmd.SetErr(errors.New("connection refused"))
-		return cmd.Err()
-	}
-	lossy := p.lossy.Load()
-	if err := next(ctx, cmd); err != nil || !lossy || !bringsMessages(cmd) {
-		return err
-	}
-	p.lost.Add(1)
-	cmd.SetErr(errors.New("i/o timeout"))
-	return cmd.Err()
 }
 
 // bringsMessages reports whether the reply to a claim has messages.
@@ -138,90 +115,11 @@ func bringsMessages(cmd redis.Cmder) bool {
 	return err == nil && len(reply) > delayqueue.ClaimWithoutMessages
 }
 
-// oversold is a worker that was given more messages than it has slots.
-type oversold struct {
-	late, others []string // the ids of those that it has no slots for, but for one, and of those that have them
-	release      chan struct{}
-	running      atomic.Int64
-	tooMany      atomic.Bool // more ran than there are slots
-}
-
-// claimsTooMany has a worker get, when one slot is free, the late reply to a claim that it made for all of its slots. Messages of
-// another partition have the other slots. Each handler first receives from release.
-//
-// A fetcher whose claim failed takes no slots. So each partition in turn has its messages claimed for all slots.
-func (b *bench) claimsTooMany(slots int, h delayqueue.Handler, opts ...delayqueue.WorkerOption) *oversold {
-	b.t.Helper()
-	rdb, o := b.env.Client(b.t), &oversold{release: make(chan struct{})}
-	sick, well := &claimsOf{base: b.env.Prefix + ":queue:{q/1.2}"}, &claimsOf{base: b.env.Prefix + ":queue:{q/2.2}"}
-	for _, p := range []*claimsOf{sick, well} {
-		p.down.Store(true)
-		rdb.AddHook(hookFunc(p.hook))
-	}
-	b.startOn(b.newQueue(rdb, b.opts...), func(ctx context.Context, m delayqueue.Message) error {
-		if o.running.Add(1) > int64(slots) {
-			o.tooMany.Store(true)
-		}
-		defer o.running.Add(-1)
-		select {
-		case <-o.release:
-			return h(ctx, m)
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}, append(opts, delayqueue.WithConcurrency(slots))...)
-	redistest.Eventually(b.t, func() bool { return sick.failed.Load() > 1 && well.failed.Load() > 1 }, "claims fail, the second without slots")
-
-	fill := func(p *claimsOf, ids []string) []string {
-		for _, id := range ids {
-			b.enqueue(delayqueue.Job{ID: id})
-		}
-		p.down.Store(false)
-		return ids
-	}
-	sick.lossy.Store(true)
-	o.late = fill(sick, keylessIDs("sick", 0, slots))
-	redistest.Eventually(b.t, func() bool { return sick.lost.Load() > 0 }, "a reply is lost")
-	require.EqualValues(b.t, slots, b.inState()[1], "claimed, and nobody knows")
-	o.others = fill(well, keylessIDs("well", 1, slots))
-	redistest.Eventually(b.t, func() bool { return o.running.Load() == int64(slots) }, "they have the slots")
-	sick.lossy.Store(false)
-	o.release <- struct{}{}
-	return o
-}
-
-// A claim that was sent again brings more than there are slots for. What waits for a
-// slot must stay claimed: else it spends attempts, and dies, without ever having run.
-func TestWorker_WhatWaitsForASlotStaysClaimed(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
-		const lease = 500 * time.Millisecond
-		b := setup(t, env, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1))
-		var r ran
-		seen := newEvents()
-		o := b.claimsTooMany(4, r.handle, delayqueue.WithClaimLease(lease), delayqueue.WithObserver(seen))
-		// Another worker, with slots to spare, looks after what dead workers have left.
-		b.startOn(b.newQueue(b.rdb, b.opts...), r.handle, delayqueue.WithClaimLease(lease))
-		time.Sleep(3 * lease)
-		close(o.release)
-		for _, id := range o.late {
-			redistest.Eventually(t, func() bool { return b.status(id).State.Ended() }, "it has not ended")
-			s := b.status(id)
-			require.Equal(t, delayqueue.StateDone, s.State, "%s; runs: %v", s.Cause, r.ids())
-		}
-		require.False(t, o.tooMany.Load())
-		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeReturned }, "there was a slot for each")
-	})
-}
-
 // A message is started before its not_after or never, also when its key was long in coming.
 func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		proxy := redistest.NewProxy(t, b.env.Addr)
-		locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(b.env.Prefix))
-		require.NoError(t, err)
-		defer func() { _ = locker.Close() }()
-		b.locker = locker
+		b.locker = b.lockerOn(redistest.Client(t, &redis.Options{Addr: proxy.Addr}))
 		late := make(chan time.Duration, 2)
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			now, err := b.rdb.Time(ctx).Result()
@@ -243,38 +141,16 @@ func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 	})
 }
 
-// A node that does not answer costs the other partitions nothing: not their slots.
-func TestWorker_APartitionThatHangsDoesNotTakeTheSlotsOfOthers(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		rdb := b.env.Client(t)
-		var hangs atomic.Bool
-		var hung atomic.Int64
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if hangs.Load() && isScript(cmd, "claim", b.env.Prefix+":queue:{q/1.2}") {
-				hung.Add(1)
-				<-ctx.Done()
-				cmd.SetErr(ctx.Err())
-				return ctx.Err()
-			}
-			return next(ctx, cmd)
-		}))
-		var r ran
-		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), r.handle, delayqueue.WithClaimLease(5*time.Minute))
-		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("warm", 1, 1)[0]}), delayqueue.StateDone)
-		hangs.Store(true)
-		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not asked")
-		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("well", 1, 1)[0]}), delayqueue.StateDone)
-	}, delayqueue.WithPartitions(2))
-}
-
 // One connection that has died costs no claim, as long as Redis is well.
 func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
-	virtually(t, func(t *testing.T, b *bench) {
+	t.Parallel()
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		const lease = 2 * time.Second
-		rdb := b.env.Client(t)
+		b := setup(t, env)
+		rdb := env.Client(t)
 		var armed atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if armed.Load() && isScript(cmd, "extend", b.env.Prefix+":queue:{q}") && armed.CompareAndSwap(true, false) {
+			if armed.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && armed.CompareAndSwap(true, false) {
 				select { // as go-redis does by default: its read times out, and it sends the command again
 				case <-time.After(3 * time.Second):
 				case <-ctx.Done():
@@ -291,33 +167,20 @@ func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
-		}, delayqueue.WithClaimLease(lease), delayqueue.WithObserver(seen))
+		}, delayqueue.WithClaimLease(lease), delayqueue.WithHeartbeatClient(rdb), delayqueue.WithObserver(seen))
 		b.enqueue(delayqueue.Job{})
 		s := next(t, seen.settled)
 		require.Equal(t, delayqueue.OutcomeDone, s.Outcome, "%v", s.Err)
+		require.False(t, armed.Load(), "nothing was extended")
 	})
 }
 
 // What a claim took whose reply was lost goes back when the worker is stopped.
 func TestStop_GivesBackWhatALostClaimTook(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		rdb := b.env.Client(t)
-		lost := make(chan struct{}, 1)
-		var first atomic.Bool
-		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			err := next(ctx, cmd)
-			if err != nil || !isScript(cmd, "claim", b.env.Prefix+":queue:{q}") {
-				return err
-			}
-			if bringsMessages(cmd) && first.CompareAndSwap(false, true) {
-				cmd.SetErr(errors.New("i/o timeout"))
-				lost <- struct{}{}
-			}
-			return cmd.Err()
-		}))
-		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
+		q, lost := b.losesClaim(func() error { return nil })
 		id := b.enqueue(delayqueue.Job{})
-		w := b.startOn(b.newQueue(rdb), (&ran{}).handle)
+		w := b.startOn(q, (&ran{}).handle)
 		next(t, lost)
 		require.NoError(t, w.Stop(t.Context()))
 		require.Equal(t, delayqueue.StateQueued, b.status(id).State, "it waits for the end of a claim that nobody has")
@@ -329,10 +192,7 @@ func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	proxy := redistest.NewProxy(t, b.env.Addr)
-	locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(b.env.Prefix))
-	require.NoError(t, err)
-	defer func() { _ = locker.Close() }()
-	b.locker = locker
+	b.locker = b.lockerOn(redistest.Client(t, &redis.Options{Addr: proxy.Addr}))
 	for i := range 1000 {
 		b.enqueue(delayqueue.Job{Key: fmt.Sprint("old", i), Name: "old", Delay: time.Minute})
 	}
@@ -342,8 +202,7 @@ func TestWorker_WakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 	id := b.enqueue(delayqueue.Job{Key: "k"})
 	require.Equal(t, delayqueue.OutcomeConflict, next(t, seen.settled).Outcome)
 	proxy.Delay(func() time.Duration { return 2 * time.Millisecond }) // a network
-	_, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{Name: "old"})
-	require.NoError(t, err)
+	b.cancelAll(delayqueue.Filter{Name: "old"})
 	require.NoError(t, lease.Release(t.Context()))
 	b.reaches(id, delayqueue.StateDone)
 }
@@ -366,8 +225,7 @@ func TestStop_DoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
 		}
 		proxy.Blackhole(redistest.Requests)
 		defer proxy.Blackhole(0)
-		_, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{})
-		require.NoError(t, err)
+		b.cancelAll(delayqueue.Filter{})
 		time.Sleep(200 * time.Millisecond) // they are announced
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -386,4 +244,147 @@ func TestStop_DoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
 			<-stopped
 		}
 	})
+}
+
+// mistaken is an observer that panics.
+type mistaken struct{}
+
+func (mistaken) OnEnqueuing(context.Context, delayqueue.Enqueuing) (context.Context, string) {
+	panic("an observer's mistake")
+}
+
+func (mistaken) OnEnqueued(context.Context, delayqueue.Enqueued) { panic("an observer's mistake") }
+func (mistaken) OnStarted(context.Context, delayqueue.Started)   { panic("an observer's mistake") }
+func (mistaken) OnSettled(context.Context, delayqueue.Settled)   { panic("an observer's mistake") }
+func (mistaken) OnReaped(context.Context, delayqueue.Reaped)     { panic("an observer's mistake") }
+func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an observer's mistake") }
+
+// Neither an observer of the queue, of the worker, or of its Locker.
+func TestRegression_AnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		b.locker = b.newLocker(core.WithObserver(&explosive{}))
+		_, err := b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})
+		require.NoError(t, err)
+		old := b.enqueue(delayqueue.Job{Key: "old", MaxAge: 20 * time.Millisecond})
+		time.Sleep(50 * time.Millisecond)
+		var r ran
+		log := &testbed.Log{}
+		b.start(r.handle, delayqueue.WithObserver(mistaken{}), delayqueue.WithLogger(log.Logger()))
+		for range 2 {
+			require.Equal(t, 1, b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone).Attempts)
+		}
+		b.reaches(old, delayqueue.StateExpired)
+		require.Len(t, r.ids(), 2)
+		require.Contains(t, log.String(), "delayqueue: the observer panicked")
+	})
+}
+
+// inPartition is a name for a key that is in the i-th partition of n, another one each time.
+func inPartition(t *testing.T, b *bench, i, n int) string {
+	t.Helper()
+	for range 1000 {
+		key := "in" + rand.Text()
+		id := b.enqueue(delayqueue.Job{Key: key, Delay: time.Minute})
+		there, err := b.rdb.HExists(t.Context(), fmt.Sprintf("%s:queue:{q/%d.%d}:m", b.env.Prefix, i, n), id).Result()
+		require.NoError(t, err)
+		require.NoError(t, b.queue.Cancel(t.Context(), id))
+		if there {
+			return key
+		}
+	}
+	require.Fail(t, "no key is in the partition")
+	return ""
+}
+
+// A node that does not answer costs the other partitions nothing: not the claims that they have, not their wake-ups, and not the worker's slots.
+func TestPartition_ThatHangsCostsTheOthersNothing(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		const lease = 2 * time.Second
+		rdb := b.env.Client(t)
+		var hangs atomic.Bool
+		var hung [3]atomic.Int64
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			for i, script := range [...]string{"extend", "claim", "wake"} {
+				if hangs.Load() && isScript(cmd, script, b.env.Prefix+":queue:{q/1.2}") {
+					hung[i].Add(1)
+					select {
+					case <-ctx.Done():
+					case <-time.After(2 * lease): // a heartbeat's has no end
+					}
+					cmd.SetErr(context.DeadlineExceeded)
+					return context.DeadlineExceeded
+				}
+			}
+			return next(ctx, cmd)
+		}))
+		started, seen := make(chan string, 100), newEvents()
+		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(ctx context.Context, m delayqueue.Message) error {
+			if m.Name == "long" {
+				started <- m.ID
+				select {
+				case <-ctx.Done():
+				case <-time.After(4 * lease): // the promise is about time
+				}
+			}
+			return context.Cause(ctx)
+		}, delayqueue.WithClaimLease(lease), delayqueue.WithHeartbeatClient(rdb), delayqueue.WithObserver(seen), delayqueue.WithConflictBackoff(5*time.Minute, 5*time.Minute))
+		var long, held []string
+		var leases []*core.Lease
+		for i := 1; i <= 2; i++ {
+			key := inPartition(t, b, i, 2)
+			leases = append(leases, b.hold(key))
+			held = append(held, b.enqueue(delayqueue.Job{Key: key}))
+			require.Equal(t, delayqueue.OutcomeConflict, next(t, seen.settled).Outcome)
+			long = append(long, b.enqueue(delayqueue.Job{Key: inPartition(t, b, i, 2), Name: "long"}))
+			next(t, started)
+		}
+		hangs.Store(true)
+		require.NoError(t, leases[0].Release(t.Context()))
+		redistest.Eventually(t, func() bool { return hung[0].Load() > 0 && hung[1].Load() > 0 && hung[2].Load() > 0 }, "it is not asked")
+		require.NoError(t, leases[1].Release(t.Context()))
+		b.reaches(held[1], delayqueue.StateDone)
+		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("well", 1, 1)[0]}), delayqueue.StateDone)
+		s := b.reaches(long[1], delayqueue.StateDone)
+		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
+		hangs.Store(false)
+	}, delayqueue.WithPartitions(2))
+}
+
+func TestPartition_ABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		busy, other := inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)
+		for range 3 {
+			b.enqueue(delayqueue.Job{Key: busy})
+		}
+		var runs atomic.Int64
+		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Key == busy {
+				runs.Add(1)
+				_, err := b.queue.Enqueue(ctx, delayqueue.Job{Key: busy}) // there is always more
+				return err
+			}
+			return nil
+		}, delayqueue.WithConcurrency(1))
+		redistest.Eventually(t, func() bool { return runs.Load() > 10 }, "the busy one runs")
+		b.reaches(b.enqueue(delayqueue.Job{Key: other}), delayqueue.StateDone)
+		require.NoError(t, w.Stop(t.Context()))
+	}, delayqueue.WithPartitions(2))
+}
+
+func TestRegression_AMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		for down := 1; down <= 2; down++ {
+			id := b.enqueue(delayqueue.Job{Key: inPartition(t, b, 3-down, 2)})
+			rdb := b.env.Client(t)
+			rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				if args := cmd.Args(); len(args) > 1 && strings.HasPrefix(fmt.Sprint(args[1]), fmt.Sprintf("%s:queue:{q/%d.2}", b.env.Prefix, down)) {
+					cmd.SetErr(context.DeadlineExceeded)
+					return context.DeadlineExceeded
+				}
+				return next(ctx, cmd)
+			}))
+			_, err := b.newQueue(rdb, delayqueue.WithPartitions(2)).Status(t.Context(), id)
+			require.NoError(t, err, "partition %d is down", down)
+		}
+	}, delayqueue.WithPartitions(2))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // fences is a handler that records the fence of each message's lease, which is the time of Redis, in µs.
@@ -34,21 +36,24 @@ func (f *fences) handle(ctx context.Context, m delayqueue.Message) error {
 func TestWorker_MessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		var ids []string
-		for i := range 10 {
+		for i := range 50 {
 			ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"}))
 		}
 		f := &fences{of: map[string]int64{}}
-		b.start(f.handle, delayqueue.WithConcurrency(4))
+		for range 2 {
+			b.start(f.handle, delayqueue.WithConcurrency(4))
+		}
 		for _, id := range ids {
 			require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
 		}
 		require.Equal(t, ids, f.ids())
 		fence := f.of["0"]
-		for _, id := range ids {
-			if f.of[id] != fence { // a slow machine takes longer than a turn for ten messages
+		for i, id := range ids {
+			if f.of[id] != fence { // a slow machine takes longer than a turn for them
 				require.Greater(t, f.of[id]-fence, (50 * time.Millisecond).Microseconds(), "of message %s", id)
 				fence = f.of[id]
 			}
+			require.Zero(t, f.all()[i].Conflicts, "a worker met its own lock")
 		}
 		require.NoError(t, b.hold("k").Release(t.Context()), "the key is free, and not reserved")
 	})
@@ -83,41 +88,33 @@ func TestWorker_ATurnEndsForOtherKeys(t *testing.T) {
 func TestWorker_AFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		guard := b.other.Guard(delayqueue.Policy(b.queue))
-		call := core.Call{Key: "k", Principal: "alice", Encode: func() ([]byte, error) { return []byte("parked"), nil }}
+		call := core.Call{Key: "k", Principal: "alice", Encode: nothing}
 		lease := b.hold("k")
-		var parked []string
-		for range 3 {
-			var deferred *core.DeferredError
-			require.ErrorAs(t, guard.Do(t.Context(), call, mustNotRun), &deferred)
-			parked = append(parked, deferred.Ticket.ID)
-		}
+		parked := []string{park(t, guard, call), park(t, guard, call), park(t, guard, call)}
 		require.NoError(t, lease.Release(t.Context()))
 
 		// No worker has come yet: the key is free, and kept.
 		_, err := b.other.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict)
-		var deferred *core.DeferredError
-		require.ErrorAs(t, guard.Do(t.Context(), call, mustNotRun), &deferred, "and who comes now stands behind them")
-		parked = append(parked, deferred.Ticket.ID)
+		parked = append(parked, park(t, guard, call)) // who comes now stands behind them
 
 		r := &ran{}
 		b.start(r.handle)
 		b.reaches(parked[3], delayqueue.StateDone)
 		require.Equal(t, parked, r.ids())
 		require.Equal(t, "alice", r.all()[0].Principal)
-		fresh, err := b.other.TryAcquire(t.Context(), "k")
-		require.NoError(t, err, "when all are done the key is free at once")
-		require.NoError(t, fresh.Release(t.Context()))
+		require.NoError(t, b.hold("k").Release(t.Context()), "when all are done the key is free at once")
 	})
 }
 
 func TestWorker_WithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		lease := b.hold("k")
-		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
-		require.ErrorIs(t, b.other.Guard(delayqueue.Policy(b.queue)).Do(t.Context(), call, mustNotRun), core.ErrDeferred)
+		id := b.parkCall("k")
 		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, b.hold("k").Release(t.Context()))
+		b.start((&ran{}).handle)
+		b.reaches(id, delayqueue.StateDone)
 	}, delayqueue.WithReservationWindow(0))
 }
 
@@ -127,10 +124,7 @@ func TestWorker_ACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 		r := &ran{}
 		b.start(r.handle)
 		lease := b.hold("k")
-		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("work"), nil }}
-		var deferred *core.DeferredError
-		require.ErrorAs(t, b.other.Guard(delayqueue.Policy(b.queue)).Do(ctx, call, mustNotRun), &deferred)
-		id := deferred.Ticket.ID
+		id := b.parkCall("k")
 		redistest.Eventually(t, func() bool { return b.status(id).Conflicts > 0 }, "no worker met the held key")
 
 		// It may be claimed for a moment, to see whether its key is free by now.
@@ -138,10 +132,7 @@ func TestWorker_ACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 		require.NoError(t, b.queue.Cancel(ctx, id), "twice is once")
 		require.Equal(t, delayqueue.StateCancelled, b.status(id).State)
 		require.NoError(t, lease.Release(ctx))
-		redistest.Eventually(t, func() bool {
-			lease, err := b.other.TryAcquire(ctx, "k")
-			return err == nil && lease.Release(ctx) == nil
-		}, "the key stays reserved for nobody")
+		b.isNotReserved("k")
 		require.Empty(t, r.ids())
 		_, err := b.queue.Result(ctx, id)
 		require.ErrorIs(t, err, delayqueue.ErrNotFound)
@@ -156,9 +147,9 @@ func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		<-running
 		require.ErrorIs(t, b.queue.Cancel(ctx, id), delayqueue.ErrRunning)
+		require.Zero(t, b.cancelAll(delayqueue.Filter{}))
 		close(goOn)
-		s, err := b.queue.Wait(ctx, id)
-		require.NoError(t, err)
+		s := b.waitFor(id)
 		require.Equal(t, delayqueue.StateDone, s.State)
 		require.ErrorIs(t, b.queue.Cancel(ctx, id), delayqueue.ErrEnded)
 		for _, id := range []string{"unknown", "", "b l a n k"} {
@@ -171,8 +162,7 @@ func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
 
 func TestResult_IsKeptWithItsMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		keys := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("0123456789abcdef0123456789abcdef")}}
-		for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keys)}} {
+		for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keyring)}} {
 			t.Run(name, func(t *testing.T) {
 				env := *env
 				env.Prefix += name
@@ -193,9 +183,7 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 				})
 				s := b.reaches(id, delayqueue.StateDone)
 				require.Equal(t, "cause: secret", s.Cause)
-				result, err := b.queue.Result(t.Context(), id)
-				require.NoError(t, err)
-				require.Equal(t, "secret", string(result))
+				require.Equal(t, "secret", b.result(id))
 				stored := ""
 				for _, key := range []string{"m", "r", "s0", "s1", "s2", "s3", "n0", "n1", "n2", "n3", "d0", "d1", "d2", "d3"} {
 					stored += fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+":queue:{q}:"+key).Val())
@@ -213,14 +201,11 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 
 func TestWorker_AMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ring := func(id string) delayqueue.Option {
-			return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte("0123456789abcdef0123456789abcde" + id)}})
-		}
-		b := setup(t, env, ring("a"))
+		b := setup(t, env, delayqueue.WithEncryption(ringOf("a")))
 		ev := newEvents()
 		r := &ran{}
 		plain := b.unencrypted()
-		other := b.newQueue(b.rdb, ring("b"))
+		other := b.newQueue(b.rdb, delayqueue.WithEncryption(ringOf("b")))
 		b.startOn(other, r.handle, delayqueue.WithObserver(ev))
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
 		e := next(t, ev.settled)
@@ -228,8 +213,7 @@ func TestWorker_AMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 		require.ErrorIs(t, e.Err, delayqueue.ErrSealed)
 		require.Equal(t, 0, b.status(id).Attempts)
 
-		forged, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("forged")})
-		require.NoError(t, err)
+		forged := enqueueOn(t, plain, delayqueue.Job{Payload: []byte("forged")})
 		for e.Message.ID != forged.ID {
 			e = next(t, ev.settled)
 		}
@@ -260,4 +244,121 @@ func TestMiddleware_WrapsTheHandlerFromOutsideIn(t *testing.T) {
 		_, err := delayqueue.NewWorker(b.queue, b.locker, (&ran{}).handle, delayqueue.WithMiddleware(m))
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
+}
+
+// Only a message's own payload is another worker's business.
+func TestRegression_AHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		ring := func(id string) *delayqueue.Queue {
+			q := testbed.NewQueue(t, b.rdb, "other", delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithEncryption(ringOf(id)))
+			return q
+		}
+		ticket, err := ring("a").Enqueue(t.Context(), delayqueue.Job{Payload: []byte("x")})
+		require.NoError(t, err)
+		reader := ring("b")
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			_, err := reader.Payload(ctx, ticket.ID)
+			return err
+		})
+		s := b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDead)
+		require.Equal(t, 2, s.Attempts)
+	}, delayqueue.WithMaxAttempts(2))
+}
+
+func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		lease := b.hold("k")
+		first, second := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"})
+		var r ran
+		b.start(r.handle, delayqueue.WithConcurrency(1))
+		redistest.Eventually(t, func() bool { return b.status(first).Conflicts >= 20 }, "the message does not try")
+		require.Zero(t, b.status(second).Conflicts, "only the head of a line tries")
+		others := []string{}
+		for _, key := range []string{"other", "", "other", ""} { // it keeps no slot meanwhile
+			others = append(others, b.enqueue(delayqueue.Job{Key: key}))
+			b.reaches(others[len(others)-1], delayqueue.StateDone)
+		}
+
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(second, delayqueue.StateDone)
+		require.Equal(t, append(others, first, second), r.ids())
+		s := b.status(first)
+		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
+		require.Equal(t, s.Conflicts, r.all()[len(others)].Conflicts)
+	}, delayqueue.WithMaxAttempts(1))
+}
+
+func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		ev := newEvents()
+		var r ran
+		// Nothing but the wake-up runs these messages during the test.
+		b.start(r.handle, delayqueue.WithConflictBackoff(time.Hour, time.Hour), delayqueue.WithObserver(ev))
+		for i := range 5 {
+			lease := b.hold("k")
+			id := b.enqueue(delayqueue.Job{Key: "k"})
+			e := next(t, ev.settled)
+			require.Equal(t, delayqueue.OutcomeConflict, e.Outcome)
+			require.Greater(t, e.Delay, 30*time.Minute)
+			require.NoError(t, lease.Release(t.Context()))
+			// The first subscription makes the worker ask once more.
+			for e = next(t, ev.settled); e.Outcome == delayqueue.OutcomeConflict; {
+				e = next(t, ev.settled)
+			}
+			require.Equal(t, delayqueue.OutcomeDone, e.Outcome)
+			require.Len(t, r.ids(), i+1)
+			require.Equal(t, id, r.ids()[i])
+		}
+	})
+}
+
+func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		lease := b.hold("other")
+		var runs atomic.Int64
+		guard := b.locker.Guard(core.RejectConflicts)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			runs.Add(1)
+			// Its own key it has already; the other one is held.
+			return guard.Do(ctx, core.Call{Key: m.Key}, func(ctx context.Context) error {
+				return guard.Do(ctx, core.Call{Key: "other"}, func(context.Context) error { return nil })
+			})
+		})
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		redistest.Eventually(t, func() bool { return runs.Load() >= 3 }, "the handler is not tried again")
+		require.NoError(t, lease.Release(t.Context()))
+		s := b.reaches(id, delayqueue.StateDone)
+		require.Equal(t, 1, s.Attempts)
+		require.GreaterOrEqual(t, s.Conflicts, 2)
+	}, delayqueue.WithMaxAttempts(1))
+}
+
+// For a Redis of locks that is away: TestTwoRedises_TheLocksIsAway.
+func TestConflict_AClosedLockerSpendsNoAttempt(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		require.NoError(t, b.locker.Close())
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		ev := newEvents()
+		var r ran
+		w := b.start(r.handle, delayqueue.WithObserver(ev))
+		e := next(t, ev.settled)
+		require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
+		require.ErrorIs(t, e.Err, core.ErrClosed)
+		require.NoError(t, w.Stop(t.Context()))
+		require.Empty(t, r.ids())
+		s := b.status(id)
+		require.Equal(t, delayqueue.StateQueued, s.State)
+		require.Equal(t, []int{0, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
+	}, delayqueue.WithMaxAttempts(1))
+}
+
+func TestRegression_AWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		var r ran
+		b.startOn(b.newQueue(b.rdb, delayqueue.WithReservationWindow(0)), r.handle)
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(id, delayqueue.StateDone)
+	})
 }
