@@ -75,6 +75,11 @@ func (m *model) add(x *modelMessage, job *Job, before *modelMessage) {
 		m.replace(old, x)
 	} else if x.key != "" && !x.delayed {
 		m.lines[x.key] = append(m.lines[x.key], x)
+		if job.parked && m.rng.IntN(2) == 0 {
+			job.wait = modelLater
+			x.waits = len(m.lines[x.key]) == 1
+			x.later = x.waits
+		}
 	}
 	if x.coalesces {
 		m.slots[x.slot()] = x
@@ -97,13 +102,14 @@ func (m *model) replace(old, x *modelMessage) {
 	old.by = x.id
 }
 
-func (m *model) claimAs(token string, n int) store.Batch {
-	return got(m.q.manifests.partitions[0].Claim(context.Background(), token, time.Hour, n))
+func (m *model) claimAs(token string, n int, freed ...string) store.Batch {
+	return got(m.q.manifests.partitions[0].Claim(context.Background(), token, time.Hour, n, freed...))
 }
 
 func (m *model) take(n int) (claims []*claim) {
 	token := m.token()
 	var must int
+	freed, check := m.frees()
 	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool {
 		return x.tooOld || (x.delayed || m.halts[x.key].id != "") && !x.later && !x.state.Ended()
 	})
@@ -112,7 +118,9 @@ func (m *model) take(n int) (claims []*claim) {
 			must++
 		}
 	}
-	for _, message := range m.claimAs(token, n).Messages {
+	b := m.claimAs(token, n, freed...)
+	check(b)
+	for _, message := range b.Messages {
 		c := claimOf(m.q, message, token)
 		m.started(c, false)
 		claims = append(claims, c)
@@ -124,11 +132,13 @@ func (m *model) take(n int) (claims []*claim) {
 }
 
 func (m *model) claim() {
-	claims := m.take(1 + m.rng.IntN(3))
+	claims := m.take(m.rng.IntN(4))
 	if len(claims) == 0 || m.rng.IntN(2) == 0 {
 		return
 	}
-	again := m.claimAs(claims[0].token, 5)
+	freed, check := m.frees()
+	again := m.claimAs(claims[0].token, 5, freed...)
+	check(again)
 	m.happened["claims sent again"]++
 	var got, want []string
 	for i := range claims {
@@ -334,7 +344,32 @@ func (m *model) expire() {
 func (m *model) wake() {
 	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
 	found := got(m.q.manifests.partitions[0].Wake(context.Background(), []string{key}, true))
-	want := store.WakeNone
+	if want, sure := m.freed(key); sure && found[0] != want {
+		violate("a wake of %s found %d, want %d", key, found[0], want)
+	}
+}
+
+// frees has some keys be free, which the next claim is told, and checks what that finds of them.
+func (m *model) frees() (keys []string, check func(store.Batch)) {
+	found, sure := map[string]store.Woken{}, map[string]bool{}
+	for range m.rng.IntN(4) {
+		key := []string{"a", "a", "b"}[m.rng.IntN(3)]
+		if keys = append(keys, key); !slices.Contains(keys[:len(keys)-1], key) {
+			found[key], sure[key] = m.freed(key)
+		}
+	}
+	return keys, func(b store.Batch) {
+		for i, key := range keys {
+			if sure[key] && b.Freed[i] != found[key] {
+				violate("a claim found %d of %s, want %d", b.Freed[i], key, found[key])
+			}
+		}
+	}
+}
+
+// freed is what a wake, or a claim, does for a key that is free, and what it finds.
+func (m *model) freed(key string) (want store.Woken, sure bool) {
+	want = store.WakeNone
 	if line := m.lines[key]; len(line) > 0 && m.halts[key].id == "" {
 		want = store.WakeBusy
 		switch head := line[0]; {
@@ -348,7 +383,7 @@ func (m *model) wake() {
 			want = store.WakeNone
 		}
 		if line[0].tooOld { // it may have expired already
-			return
+			return want, false
 		}
 	}
 	if m.halts[key].id != "" {
@@ -356,9 +391,7 @@ func (m *model) wake() {
 	} else if want == store.WakeNone && slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.key == key && x.quiet && x.state == StateQueued }) {
 		want = store.WakeBusy
 	}
-	if found[0] != want {
-		violate("a wake of %s found %d, want %d", key, found[0], want)
-	}
+	return want, true
 }
 
 func (m *model) cancel() {
