@@ -259,7 +259,7 @@ func TestQueue_MemoryOfAMessage(t *testing.T) {
 // What ended is remembered for as long as it has to be, and not much longer.
 func TestQueue_WhatEndedIsForgotten(t *testing.T) {
 	const retention = time.Second
-	each(t, func(t *testing.T, b *bench) {
+	virtually(t, func(t *testing.T, b *bench) {
 		b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			return delayqueue.SetResult(ctx, []byte("result"))
 		}, delayqueue.WithClaimLease(retention/3))

@@ -167,16 +167,15 @@ func TestDebounce_RunsWhenItIsQuiet(t *testing.T) {
 }
 
 func TestDebounce_IsBounded(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
+	virtually(t, func(t *testing.T, b *bench) {
 		var r ran
 		b.start(r.handle)
 		began := time.Now()
 		for i := 0; len(r.all()) == 0; i++ {
-			require.Less(t, time.Since(began), time.Minute)
 			b.enqueue(delayqueue.Job{Key: "k", Payload: []byte(strconv.Itoa(i)), Coalesce: true, QuietPeriod: time.Second, MaxDelay: 2 * time.Second})
 			time.Sleep(20 * time.Millisecond)
 		}
-		require.GreaterOrEqual(t, time.Since(began), 1990*time.Millisecond)
+		require.InDelta(t, 2*time.Second, time.Since(began), float64(100*time.Millisecond))
 		require.Greater(t, b.stats().Totals.Superseded, int64(3))
 	})
 }

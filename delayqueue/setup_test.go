@@ -167,6 +167,29 @@ func (b *bench) enqueueAll(n int, job func(i int) delayqueue.Job) (ids []string)
 	return ids
 }
 
+// parkJobs enqueues n jobs; those for which there is no room too, if that is wanted.
+func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) {
+	b.t.Helper()
+	const producers = 64
+	var all sync.WaitGroup
+	for p := range producers {
+		all.Go(func() {
+			for i := p; i < n; i += producers {
+				j := job(i)
+				j.MaxAge = time.Hour
+				_, err := b.queue.Enqueue(context.Background(), j)
+				if full && errors.Is(err, delayqueue.ErrQueueFull) {
+					continue
+				}
+				if !assert.NoError(b.t, err) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 func (b *bench) status(id string) delayqueue.Status {
 	b.t.Helper()
 	s, err := b.queue.Status(b.t.Context(), id)

@@ -105,8 +105,7 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 
 // A handler that does not heed its ctx keeps its claim and its key, also if a handler of another Worker stops its own.
 func TestStop_WaitsForAHandlerThatRunsOn(t *testing.T) {
-	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		began, stopped := make(chan struct{}), make(chan error)
 		var returned atomic.Bool
 		w := b.start(func(context.Context, delayqueue.Message) error {
@@ -117,7 +116,7 @@ func TestStop_WaitsForAHandlerThatRunsOn(t *testing.T) {
 		})
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		<-began
-		other := testbed.NewQueue(t, b.rdb, "other", delayqueue.WithPrefix(env.Prefix))
+		other := testbed.NewQueue(t, b.rdb, "other", delayqueue.WithPrefix(b.env.Prefix))
 		b.startOn(other, func(ctx context.Context, _ delayqueue.Message) error {
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
@@ -167,20 +166,19 @@ func TestStop_FromAHandlerEndsWithItsContext(t *testing.T) {
 }
 
 func TestStop_AnIdleWorkerIsQuiet(t *testing.T) {
-	t.Parallel()
-	b := setup(t, redistest.Embedded(t))
-	var r ran
-	var scripts atomic.Int64
-	b.rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-		if redistest.IsScript(cmd) {
-			scripts.Add(1)
-		}
-	}))
-	b.start(r.handle)
-	b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-	before := scripts.Load()
-	time.Sleep(2 * time.Second) // the promise is about time
-	require.LessOrEqual(t, scripts.Load()-before, int64(5))
+	virtually(t, func(t *testing.T, b *bench) {
+		var scripts atomic.Int64
+		b.rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if redistest.IsScript(cmd) {
+				scripts.Add(1)
+			}
+		}))
+		b.start((&ran{}).handle)
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		before := scripts.Load()
+		time.Sleep(2 * time.Second)
+		require.LessOrEqual(t, scripts.Load()-before, int64(5))
+	})
 }
 
 func TestRegression_AStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {

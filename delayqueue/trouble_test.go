@@ -143,14 +143,12 @@ func TestWorker_NoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 
 // One connection that has died costs no claim, as long as Redis is well.
 func TestWorker_ADeadConnectionCostsNoClaim(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+	virtually(t, func(t *testing.T, b *bench) {
 		const lease = 2 * time.Second
-		b := setup(t, env)
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		var armed atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if armed.Load() && isScript(cmd, "extend", env.Prefix+":queue:{q}") && armed.CompareAndSwap(true, false) {
+			if armed.Load() && isScript(cmd, "extend", b.env.Prefix+":queue:{q}") && armed.CompareAndSwap(true, false) {
 				select { // as go-redis does by default: its read times out, and it sends the command again
 				case <-time.After(3 * time.Second):
 				case <-ctx.Done():
@@ -296,15 +294,15 @@ func inPartition(t *testing.T, b *bench, i, n int) string {
 	return ""
 }
 
-// A node that does not answer costs the other partitions nothing: not the claims that they have, not their wake-ups, and not the worker's slots.
+// A node that does not answer costs the other partitions nothing: not the claims that they have, not their wake-ups, which are claims, and not the worker's slots.
 func TestPartition_ThatHangsCostsTheOthersNothing(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
+	virtually(t, func(t *testing.T, b *bench) {
 		const lease = 2 * time.Second
 		rdb := b.env.Client(t)
 		var hangs atomic.Bool
-		var hung [3]atomic.Int64
+		var hung [2]atomic.Int64
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			for i, script := range [...]string{"extend", "claim", "wake"} {
+			for i, script := range [...]string{"extend", "claim"} {
 				if hangs.Load() && isScript(cmd, script, b.env.Prefix+":queue:{q/1.2}") {
 					hung[i].Add(1)
 					select {
@@ -340,7 +338,7 @@ func TestPartition_ThatHangsCostsTheOthersNothing(t *testing.T) {
 		}
 		hangs.Store(true)
 		require.NoError(t, leases[0].Release(t.Context()))
-		redistest.Eventually(t, func() bool { return hung[0].Load() > 0 && hung[1].Load() > 0 && hung[2].Load() > 0 }, "it is not asked")
+		redistest.Eventually(t, func() bool { return hung[0].Load() > 0 && hung[1].Load() > 0 }, "it is not asked")
 		require.NoError(t, leases[1].Release(t.Context()))
 		b.reaches(held[1], delayqueue.StateDone)
 		b.reaches(b.enqueue(delayqueue.Job{ID: keylessIDs("well", 1, 1)[0]}), delayqueue.StateDone)

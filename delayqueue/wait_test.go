@@ -1,12 +1,16 @@
 package delayqueue_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"net"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,50 +48,55 @@ func (b *bench) told(q *delayqueue.Queue, n int) {
 const soonTold = 5 * time.Second // the next look of one that is not told is later
 
 func TestWait_EveryEndIsTold(t *testing.T) {
-	eachKind(t, func(t *testing.T, b *bench) {
-		worker := func(_ context.Context, m delayqueue.Message) error {
-			switch m.Name {
-			case "dead":
-				return delayqueue.SkipRetry(errors.New("no"))
-			case "expired":
-				return errors.New("not yet")
-			}
-			return nil
+	for name, opts := range kinds {
+		t.Run(name, func(t *testing.T) { virtually(t, testEveryEndIsTold, opts...) })
+	}
+}
+
+func testEveryEndIsTold(t *testing.T, b *bench) {
+	t.Helper()
+	worker := func(_ context.Context, m delayqueue.Message) error {
+		switch m.Name {
+		case "dead":
+			return delayqueue.SkipRetry(errors.New("no"))
+		case "expired":
+			return errors.New("not yet")
 		}
-		retries := b.newQueue(b.rdb, append(b.opts, delayqueue.WithMaxAttempts(5))...)
-		for _, end := range []struct {
-			state delayqueue.State
-			job   delayqueue.Job
-			do    func(id string)
-		}{
-			{state: delayqueue.StateDone},
-			{state: delayqueue.StateDead},
-			{state: delayqueue.StateExpired, job: delayqueue.Job{MaxAge: 10 * time.Second}},
-			{state: delayqueue.StateCancelled, do: func(id string) { require.NoError(t, b.queue.Cancel(t.Context(), id)) }},
-		} {
-			end.job.Name = string(end.state)
-			for _, key := range []string{"", "k"} {
-				end.job.Key = key
-				id := b.enqueue(end.job)
-				ended := b.wait(b.queue, id)
-				b.told(b.queue, 1)
-				var w *delayqueue.Worker
-				if end.do == nil {
-					w = b.startOn(retries, worker, delayqueue.WithRetryBackoff(time.Minute, time.Minute))
-				} else {
-					end.do(id)
-				}
-				began := time.Now()
-				got := next(t, ended)
-				require.NoError(t, got.err)
-				require.Equal(t, end.state, got.status.State)
-				require.Less(t, got.at.Sub(began), soonTold)
-				if w != nil {
-					require.NoError(t, w.Stop(t.Context()))
-				}
+		return nil
+	}
+	retries := b.newQueue(b.rdb, append(b.opts, delayqueue.WithMaxAttempts(5))...)
+	for _, end := range []struct {
+		state delayqueue.State
+		job   delayqueue.Job
+		do    func(id string)
+	}{
+		{state: delayqueue.StateDone},
+		{state: delayqueue.StateDead},
+		{state: delayqueue.StateExpired, job: delayqueue.Job{MaxAge: 10 * time.Second}},
+		{state: delayqueue.StateCancelled, do: func(id string) { require.NoError(t, b.queue.Cancel(t.Context(), id)) }},
+	} {
+		end.job.Name = string(end.state)
+		for _, key := range []string{"", "k"} {
+			end.job.Key = key
+			id := b.enqueue(end.job)
+			ended := b.wait(b.queue, id)
+			b.told(b.queue, 1)
+			var w *delayqueue.Worker
+			if end.do == nil {
+				w = b.startOn(retries, worker, delayqueue.WithRetryBackoff(time.Minute, time.Minute))
+			} else {
+				end.do(id)
+			}
+			began := time.Now()
+			got := next(t, ended)
+			require.NoError(t, got.err)
+			require.Equal(t, end.state, got.status.State)
+			require.Less(t, got.at.Sub(began), soonTold)
+			if w != nil {
+				require.NoError(t, w.Stop(t.Context()))
 			}
 		}
-	})
+	}
 }
 
 // Nobody works: no script tells that a message has become too old.
@@ -103,7 +112,7 @@ func TestWait_WhatBecomesTooOld(t *testing.T) {
 }
 
 func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
+	virtually(t, func(t *testing.T, b *bench) {
 		sub := b.rdb.Subscribe(t.Context(), b.key("ended"))
 		defer func() { _ = sub.Close() }()
 		_, err := sub.Receive(t.Context())
@@ -120,49 +129,42 @@ func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
 	})
 }
 
-// 200 waiters of a process share a subscription, cost little while they are idle, and learn of
-// the end in milliseconds.
+// 200 waiters of a process share a subscription, cost little while they are idle, and learn of the end at once.
 func TestWait_ManyWaiters(t *testing.T) {
-	t.Parallel()
-	const waiters, messages, idle = 200, 20, 13 * time.Second
-	server := redistest.Start(t)
-	env := &redistest.Env{Addr: server.Addr, Prefix: "t"}
-	b := setup(t, env, delayqueue.WithPartitions(4))
-	ids := make([]string, messages)
-	for i := range ids {
-		ids[i] = b.enqueue(delayqueue.Job{Key: fmt.Sprint(i), Delay: time.Minute})
-	}
-	var ended []<-chan ending
-	for i := range waiters {
-		ended = append(ended, b.wait(b.queue, ids[i%messages]))
-	}
-	redistest.Eventually(t, func() bool { return b.queue.ToldWaiters() == waiters }, "all are told")
-	time.Sleep(time.Second)
-	require.EqualValues(t, 1, b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")])
-
-	before, since := commandsOf(t, b.rdb), time.Now()
-	time.Sleep(idle)
-	each := float64(commandsOf(t, b.rdb)-before) / waiters / time.Since(since).Seconds()
-	t.Logf("an idle waiter: %.2f commands/s", each)
-	require.Less(t, each, 0.3)
-
-	var took []time.Duration
-	for i, id := range ids {
-		began := time.Now()
-		require.NoError(t, b.queue.Cancel(t.Context(), id))
-		for w := i; w < waiters; w += messages {
-			got := next(t, ended[w])
-			require.NoError(t, got.err)
-			require.Equal(t, delayqueue.StateCancelled, got.status.State)
-			took = append(took, got.at.Sub(began))
+	virtually(t, func(t *testing.T, b *bench) {
+		const waiters, messages, idle = 200, 20, 13 * time.Second
+		ids := make([]string, messages)
+		for i := range ids {
+			ids[i] = b.enqueue(delayqueue.Job{Key: fmt.Sprint(i), Delay: time.Minute})
 		}
-	}
-	slices.Sort(took)
-	t.Logf("told within %s, p99 %s", took[len(took)/2], took[len(took)*99/100])
-	require.Less(t, took[len(took)/2], 3*time.Second, "half are told by their own question")
-	redistest.Eventually(t, func() bool {
-		return b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")] == 0
-	}, "no subscription is left")
+		var commands atomic.Int64
+		rdb := b.env.Client(t)
+		rdb.AddHook(redistest.BeforeEach(func(redis.Cmder) { commands.Add(1) }))
+		q := b.newQueue(rdb)
+		var ended []<-chan ending
+		for i := range waiters {
+			ended = append(ended, b.wait(q, ids[i%messages]))
+		}
+		subscriptions := func() int64 { return b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")] }
+		b.told(q, waiters)
+		require.EqualValues(t, 1, subscriptions())
+
+		before := commands.Load()
+		time.Sleep(idle)
+		require.Less(t, float64(commands.Load()-before)/waiters/idle.Seconds(), 0.3)
+
+		for i, id := range ids {
+			began := time.Now()
+			require.NoError(t, b.queue.Cancel(t.Context(), id))
+			for w := i; w < waiters; w += messages {
+				got := next(t, ended[w])
+				require.NoError(t, got.err)
+				require.Equal(t, delayqueue.StateCancelled, got.status.State)
+				require.Less(t, got.at.Sub(began), 100*time.Millisecond)
+			}
+		}
+		redistest.Eventually(t, func() bool { return subscriptions() == 0 }, "no subscription is left")
+	}, delayqueue.WithPartitions(4))
 }
 
 // commandsOf is how many commands a server has run.
@@ -174,37 +176,79 @@ func commandsOf(t *testing.T, rdb *redis.Client) (n int) {
 	return n
 }
 
+// lossy are the connections of a client in a bubble.
+type lossy struct {
+	refuse, deaf atomic.Bool // deaf: what Redis publishes is lost
+	mu           sync.Mutex
+	all          []net.Conn
+}
+
+type lossyConn struct {
+	net.Conn
+	deaf *atomic.Bool
+}
+
+func (c lossyConn) Read(p []byte) (n int, err error) {
+	for {
+		if n, err = c.Conn.Read(p); err != nil || !c.deaf.Load() || !bytes.Contains(p[:n], []byte(":ended")) {
+			return n, err
+		}
+	}
+}
+
+func (l *lossy) client(t *testing.T, env *redistest.Env) *redis.Client {
+	t.Helper()
+	opt := *env.Client(t).Options()
+	dial := opt.Dialer
+	opt.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if l.refuse.Load() {
+			return nil, syscall.ECONNREFUSED
+		}
+		conn, err := dial(ctx, network, addr)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.all = append(l.all, conn)
+		return lossyConn{conn, &l.deaf}, err
+	}
+	return redistest.Client(t, &opt)
+}
+
+func (l *lossy) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, conn := range l.all {
+		_ = conn.Close()
+	}
+}
+
 // What ends while the subscription is lost is seen when there is one again.
 func TestWait_ALostSubscription(t *testing.T) {
-	for name, lose := range map[string]func(proxy *redistest.Proxy, end func()) (healed time.Time){
-		"for a while": func(proxy *redistest.Proxy, end func()) time.Time {
-			proxy.Refuse(true)
-			proxy.Cut()
+	for name, lose := range map[string]func(l *lossy, end func()){
+		"for a while": func(l *lossy, end func()) {
+			l.refuse.Store(true)
+			l.cut()
 			end()
 			time.Sleep(500 * time.Millisecond)
-			proxy.Refuse(false)
-			return time.Now()
+			l.refuse.Store(false)
 		},
-		"with a message": func(proxy *redistest.Proxy, end func()) time.Time {
-			proxy.DropReply(func(reply []byte) bool { return strings.Contains(string(reply), ":ended") })
+		"with a message": func(l *lossy, end func()) {
+			l.deaf.Store(true)
 			end()
 			time.Sleep(100 * time.Millisecond)
-			proxy.DropReply(nil)
-			proxy.Cut()
-			return time.Now()
+			l.deaf.Store(false)
+			l.cut()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
-				proxy := redistest.NewProxy(t, env.Addr)
-				through := *env
-				through.Addr = proxy.Addr
-				q := b.newQueue(through.Client(t))
+			virtually(t, func(t *testing.T, b *bench) {
+				l := &lossy{}
+				q := b.newQueue(l.client(t, b.env))
 				id := b.enqueue(delayqueue.Job{Delay: time.Minute})
 				ended := b.wait(q, id)
 				b.told(q, 1)
-				healed := lose(proxy, func() { require.NoError(t, b.queue.Cancel(t.Context(), id)) })
+				lose(l, func() { require.NoError(t, b.queue.Cancel(t.Context(), id)) })
+				require.Empty(t, ended)
+				healed := time.Now()
 				got := next(t, ended)
 				require.NoError(t, got.err)
 				require.Equal(t, delayqueue.StateCancelled, got.status.State)
@@ -239,7 +283,7 @@ func TestWait_ChannelsAreDenied(t *testing.T) {
 }
 
 func TestWait_TheCallerLeaves(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
+	virtually(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Delay: time.Minute})
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
