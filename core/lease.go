@@ -226,13 +226,13 @@ func (l *Lease) Release(ctx context.Context) error {
 		return nil
 	}
 	now := time.Now()
-	was, err := l.release(ctx, now, false)
+	was, err := l.release(ctx, now, false, false)
 	return l.released(was, err, now)
 }
 
 // release ends the lease: stop its ctx → hand the grant over to the next call of this process, or
-// release it in Redis, briefly if that is down. It returns the state of the lease before.
-func (l *Lease) release(ctx context.Context, now time.Time, briefly bool) (was leaseState, err error) {
+// release it in Redis, briefly if that is down; perhaps with the key's reservation. It returns the state of the lease before.
+func (l *Lease) release(ctx context.Context, now time.Time, briefly, unreserves bool) (was leaseState, err error) {
 	owner := l.grant.locker
 	if l.reentered != nil {
 		l.finish()
@@ -245,6 +245,7 @@ func (l *Lease) release(ctx context.Context, now time.Time, briefly bool) (was l
 	if was == leaseReleased || was == leaseDetached {
 		return was, nil
 	}
+	l.grant.unreserves, l.grant.reservedStill = unreserves, unreserves
 	if was == leaseLost || !valid {
 		err = lost(l.Key(), ranOut)
 		l.cancel(err)
@@ -314,7 +315,7 @@ func (l *Lease) runToEnd(ctx context.Context, fn func(context.Context) error) (e
 		// The work was done within the lease. If Redis could not be told of the release, the work
 		// has not failed.
 		now := time.Now()
-		was, err := l.release(ctx, now, true)
+		was, err := l.release(ctx, now, true, false)
 		if released := l.released(was, err, now); errors.Is(released, ErrLeaseLost) {
 			lost = released
 		}

@@ -83,7 +83,7 @@ func (s *LeaseSet) Release(ctx context.Context) error {
 		index[l] = i
 	}
 	errs := each(s.leases, func(l *Lease) (err error) {
-		was[index[l]], err = l.release(ctx, now, false)
+		was[index[l]], err = l.release(ctx, now, false, false)
 		return err
 	})
 	for i, l := range s.leases { // the observer is told on the caller's goroutine

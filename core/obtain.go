@@ -433,7 +433,7 @@ func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Du
 	req := g.releaseRequest()
 	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), requeue, wanted
 	reply, err := l.store.Release(ctx, req)
-	g.reservedStill = reply.Reserved || err != nil
+	g.reservedStill = g.unreserves && (reply.Reserved || err != nil)
 	l.waiters.releaseAnswered(g, requeue, now, reply, err)
 	return reply.Owned, err
 }

@@ -62,6 +62,7 @@ type Decision struct {
 	// Of reservation.Functions.Reserving.
 	reserve time.Duration
 	work    reservation.Work
+	rests   bool
 }
 
 type decisionKind int

@@ -324,7 +324,7 @@ func TestQuorum_WhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 		_, err = other.TryAcquire(t.Context(), "k", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		later := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-			return reservations.Reserving(core.Deferred(core.Ticket{}), time.Minute, nil), nil
+			return reservations.Reserving(core.Deferred(core.Ticket{}), time.Minute, nil, false), nil
 		})
 		require.ErrorIs(t, other.Guard(later).Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))

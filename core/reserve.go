@@ -63,13 +63,13 @@ func reserved(span time.Duration) AcquireOption {
 func wasReserved(l *Lease) bool { return l != nil && l.reserved }
 
 func release(ctx context.Context, l *Lease) (reserved bool, err error) {
-	l.grant.unreserves, l.grant.reservedStill = true, true
-	err = l.Release(ctx)
-	return l.grant.reservedStill, err
+	now := time.Now()
+	was, err := l.release(ctx, now, false, true)
+	return was != leaseHeld || l.grant.reservedStill, l.released(was, err, now)
 }
 
-func reserving(d Decision, span time.Duration, work reservation.Work) Decision {
-	d.reserve, d.work = span, work
+func reserving(d Decision, span time.Duration, work reservation.Work, rests bool) Decision {
+	d.reserve, d.work, d.rests = span, work, rests
 	return d
 }
 
@@ -82,36 +82,40 @@ func (a *attempt) reserve(d Decision) {
 	}
 	known := l.notifications.releases(key)
 	reply, _ := l.reserve(a.ctx, key, store.ReserveRequest{Span: min(max(d.reserve, MinTTL), MaxTTL), Watch: l.id, Fence: a.latest})
-	if d.work == nil {
+	switch {
+	case d.work == nil:
 		return
-	}
-	if reply.Held {
+	case reply.Held:
 		l.store.Start()
 		l.notifications.register(key, &listener{id: d.work, tell: func(key string) {
-			l.life.Background(func() { l.runParked(key, d, 0) }) // calls that were refused later may have reserved it anew
-		}}, known, a.conflict.Remaining)
-		return
+			l.life.Background(func() { l.runParked(key, d, 0, true) }) // calls that were refused later may have reserved it anew
+		}}, known, max(a.conflict.Remaining, d.reserve))
 	}
-	l.life.Background(func() { l.runParked(key, d, reply.Stamp) })
+	if !reply.Held || d.rests {
+		l.life.Background(func() { l.runParked(key, d, reply.Stamp, !reply.Held) })
+	}
 }
 
-// runParked has the parked work of a key run. If there is none it ends the key's reservation, which has the stamp, or one
-// that is not known: 0.
-func (l *Locker) runParked(key string, d Decision, stamp int64) {
+// runParked has the parked work of a key run, if the key may be free. If there is none it ends the key's reservation, which has the
+// stamp, or one that is not known: 0.
+func (l *Locker) runParked(key string, d Decision, stamp int64, free bool) {
 	ctx := l.life.Context()
-	left, err := d.work.Freed(ctx, key)
-	for end := time.Now().Add(d.reserve); stamp == 0 && err == nil && !left; left, err = d.work.Freed(ctx, key) {
-		var failed error
-		stamp, failed = stampOf(ctx, l, key)
+	for end := time.Now().Add(d.reserve); time.Now().Before(end); {
+		left, err := d.work.Left(ctx, key, free)
 		switch {
-		case stamp == 0 && failed == nil || !l.store.Queues():
+		case err == nil && left, !l.store.Queues():
 			return
-		case failed != nil && (l.life.Pause(ctx, time.Second) != nil || time.Now().After(end)):
+		case err == nil && stamp != 0:
+			_ = unreserve(ctx, l, key, stamp)
+			return
+		case err == nil: // and look once more
+			if stamp, err = stampOf(ctx, l, key); err == nil && stamp == 0 {
+				return
+			}
+		}
+		if err != nil && l.life.Pause(ctx, time.Second) != nil {
 			return
 		}
-	}
-	if err == nil && !left {
-		_ = unreserve(ctx, l, key, stamp)
 	}
 }
 

@@ -27,7 +27,7 @@ func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
 			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 				require.NoError(t, lease.Release(ctx)) // the work may have run before its key is reserved
 				lease = testbed.Take(t, other, key)
-				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { return want }}), nil
+				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { return want }}, false), nil
 			}))
 			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, mustNotRun), core.ErrDeferred)
 			if want {
@@ -52,7 +52,7 @@ func TestReservation_ParkedWorkIsToldOfTheRelease(t *testing.T) {
 			lease := testbed.Take(t, other, key)
 			work := &parkedWork{func() bool { told <- struct{}{}; return left }}
 			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, work), nil
+				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, work, false), nil
 			}))
 			var calls sync.WaitGroup
 			for range 20 {
@@ -75,13 +75,13 @@ func TestReservation_ParkedWorkIsToldOfTheRelease(t *testing.T) {
 // parkedWork is told that its key may be free, and says whether any of it is left.
 type parkedWork struct{ freed func() bool }
 
-func (w *parkedWork) Freed(context.Context, string) (bool, error) { return w.freed(), nil }
+func (w *parkedWork) Left(context.Context, string, bool) (bool, error) { return w.freed(), nil }
 
 // deferring is a policy that stores calls, so to speak.
 func deferring(stored func()) core.ConflictPolicy {
 	return policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 		stored()
-		return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, nil), nil
+		return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, nil, false), nil
 	})
 }
 
@@ -126,7 +126,7 @@ type lastParked struct{ lose, asked *atomic.Bool }
 
 func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
 	p.lose.Store(true)
-	return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { p.asked.Store(true); return false }}), nil
+	return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { p.asked.Store(true); return false }}, false), nil
 }
 
 func TestReservation_ALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {

@@ -164,7 +164,7 @@ func parkingTrouble(t *testing.T, l, other *core.Locker) string {
 	park := func(stored func()) {
 		guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 			stored()
-			return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { told <- struct{}{}; return true }}), nil
+			return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { told <- struct{}{}; return true }}, false), nil
 		}))
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "parked"}, mustNotRun), core.ErrDeferred)
 	}

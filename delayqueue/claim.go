@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,7 +41,8 @@ type fetcher struct {
 	timer     *time.Timer
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
-	served    bool // it has a heartbeat and a goroutine that wakes keys, until the Worker ends
+	served    bool      // it has a heartbeat, until the Worker ends
+	drains    sync.Once // wakes keys once nothing is claimed any more
 }
 
 func (w *fetcher) run() {
@@ -65,7 +67,8 @@ func (w *fetcher) run() {
 		default:
 		}
 		w.takeFreed()
-		if w.paused.Load() {
+		yields := len(w.pending) > 0 && w.judge.handsBack.Load() // the heads are due for all
+		if w.paused.Load() || yields {
 			w.slots.free(n)
 			if n = 0; len(w.pending) == 0 {
 				w.pause(pollBusy, true)
@@ -102,6 +105,8 @@ func (w *fetcher) run() {
 		}
 		if n > 0 && len(b.Messages) < want {
 			w.idle(b.Wait, took)
+		} else if yields {
+			w.pause(handBackYield, false)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), err
 	}
-	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), parkedWork{p.queue}), nil
+	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), parkedWork{p.queue}, receipt.rests), nil
 }
 
 // afterLease is how long after the end of its holder's lease a key is tried.
@@ -99,12 +99,13 @@ func (p policy) waitsForKey(c core.Conflict) time.Duration {
 // parkedWork is what a queue has parked.
 type parkedWork struct{ queue *Queue }
 
-// Freed implements reservation.Work.
-func (w parkedWork) Freed(ctx context.Context, key string) (left bool, err error) {
-	if freed := w.queue.freed.Load(); freed != nil && (*freed)(key) {
+// Left implements reservation.Work.
+func (w parkedWork) Left(ctx context.Context, key string, free bool) (left bool, err error) {
+	if freed := w.queue.freed.Load(); free && freed != nil {
+		(*freed)(key)
 		return true, nil
 	}
-	return w.queue.wake(ctx, key, true)
+	return w.queue.wake(ctx, key, free)
 }
 
 // mostFollowing bounds how many messages of one DeduplicationID that are over are looked at.

@@ -27,8 +27,7 @@ type Queue struct {
 	manifests *manifests
 	reports   *reporter
 	waits     *waits
-	// freed tells a Worker of this process that a key may be free. It reports whether that will look at it. Nil: there is none.
-	freed *atomic.Pointer[func(key string) bool]
+	freed     *atomic.Pointer[func(key string)] // tells a Worker of this process that a key may be free; nil: there is none
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. All Queues with one name and prefix
@@ -64,7 +63,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		},
 		rdb:   rdb,
 		waits: &waits{},
-		freed: &atomic.Pointer[func(key string) bool]{},
+		freed: &atomic.Pointer[func(key string)]{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -116,7 +115,8 @@ type Receipt struct {
 	// that job's; or this call stored it, but the first reply was lost, and it was sent again.
 	Stored bool
 
-	over bool // it is the ticket of a message that has ended, or is too old to be started
+	over  bool // it is the ticket of a message that has ended, or is too old to be started
+	rests bool // perhaps it could not run now, even if its key were free
 }
 
 // Enqueue stores a job, and blocks for one round trip; for three if it is the first of its partition. Once it has
@@ -133,7 +133,7 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
 	}
 	ctx, job.Trace = q.reports.enqueuing(ctx, job)
 	receipt, err := q.enqueue(ctx, job)
-	receipt.Stored, receipt.over = receipt.Stored || job.fresh && err == nil, false // nobody else has the id
+	receipt = Receipt{Ticket: receipt.Ticket, Stored: receipt.Stored || job.fresh && err == nil} // nobody else has the id
 	q.reports.enqueued(ctx, job, receipt, err, began)
 	return receipt, err
 }
@@ -176,7 +176,7 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 	case full != nil:
 		return Receipt{}, fmt.Errorf("delayqueue: enqueue in %q: %w: %s", q.name, full, fullBecause(&q.settings, full))
 	}
-	return Receipt{core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: stored.Expires}, stored.Now, stored.Over}, nil
+	return Receipt{core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: stored.Expires}, stored.Now, stored.Over, stored.Rests || !stored.Now}, nil
 }
 
 // Cancel ends a queued message as cancelled, before it is run. To cancel it twice is not an error. The error is

@@ -254,6 +254,7 @@ func (t *turn) release(c *claim, v outcome) error {
 		unreserves = true
 	}
 	var err error
+	t.reserved = t.reserved || unreserves
 	observe(t.worker.log, func() { // the Locker's observer may panic
 		if !unreserves {
 			err = lease.Release(ctx)

@@ -128,13 +128,11 @@ type waker struct {
 }
 
 // reconsider checks whether a key has messages, and wakes their head, or ends the key's
-// reservation. It does not wait, and reports false if there are too many: then the reservation ends by itself.
-func (w *waker) reconsider(key string) bool {
+// reservation. It does not wait.
+func (w *waker) reconsider(key string) {
 	select {
 	case w.released <- key:
-		return true
-	default:
-		return false
+	default: // the reservation ends by itself, and a message is tried when it is due
 	}
 }
 

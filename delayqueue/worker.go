@@ -46,7 +46,7 @@ type Worker struct {
 	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
 	waker    waker
 	wakeups  *listener.Listener
-	freed    func(key string) bool // of queue
+	freed    func(key string) // of queue
 
 	fetchersMu sync.Mutex
 	fetchers   atomic.Pointer[[]*fetcher] // of every partition that the Worker has served
@@ -233,8 +233,8 @@ func (w *Worker) run() {
 			helpers.Go(func() { w.claims.heartbeat(c.partition, drained) })
 		}
 		claiming.Go(func() {
-			if c.run(); w.isStopping() {
-				wakers.Go(func() { c.wakeFreed(ctx) })
+			if c.run(); w.isStopping() { // it may be started once more
+				c.drains.Do(func() { wakers.Go(func() { c.wakeFreed(ctx) }) })
 			}
 		})
 	})

@@ -48,12 +48,13 @@ type Functions[Locker, Lease, Option, Decision, Preference any] struct {
 
 	// Reserving has a deferred call's key reserved for span, once OnConflict has returned and before
 	// the call fails with its *DeferredError: a call that comes after its caller was told does not
-	// overtake the work. It costs a round trip. The call is deferred even if that fails. If work is not nil it is told,
-	// in the background, when the key may be free. A message can be lost, and none comes when a lease ends without a release.
+	// overtake the work. It costs a round trip. The call is deferred even if that fails. If work is not nil it is asked,
+	// in the background, when the key may be free; and if it rests, which is that perhaps it could not run now, also at once. A
+	// message can be lost, and none comes when a lease ends without a release.
 	//
 	// A span below 100 ms counts as 100 ms, one above 24 h as 24 h. Nothing is reserved if span is
 	// not positive, the decision is another one, or the Locker is one of NewQuorum.
-	Reserving func(d Decision, span time.Duration, work Work) Decision
+	Reserving func(d Decision, span time.Duration, work Work, rests bool) Decision
 
 	// StoresUnder says the prefix of a policy's queue, in its Honors: core asks when a Guard is made, through policies that hold others.
 	StoresUnder func(p Preference, prefix string)
@@ -61,9 +62,9 @@ type Functions[Locker, Lease, Option, Decision, Preference any] struct {
 
 // Work is the parked work of a queue. It is comparable: equal ones are told once.
 type Work interface {
-	// Freed has the work of a key run soon, since the key may be free. It reports whether there is some that could run: if not
-	// the key's reservation is ended.
-	Freed(ctx context.Context, key string) (left bool, err error)
+	// Left reports whether there is work of a key that could run: if not the key's reservation is ended. If the key may be free it
+	// has that run soon.
+	Left(ctx context.Context, key string, free bool) (left bool, err error)
 }
 
 var provided any

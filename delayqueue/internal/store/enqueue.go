@@ -29,6 +29,7 @@ type Stored struct {
 	Expires time.Time // of the message with its id
 	Now     bool      // it was stored now, and not before
 	Over    bool      // that message has ended, or is too old to be started
+	Rests   bool      // it was to wait for its key, and perhaps could not run now even if that were free
 	Full    Full      // why it was not stored
 }
 
@@ -41,6 +42,9 @@ const (
 	PrincipalFull Full = "principal full"
 	QueueFull     Full = "queue full"
 )
+
+// rests is what the scripts say of a job that was stored, and perhaps could not run now even if its key were free.
+const rests = "rests"
 
 func fullOf(word string) Full {
 	switch full := Full(word); full {
@@ -133,10 +137,10 @@ func (p *Partition) enqueue(batch []*enqueueing) {
 		switch {
 		case err != nil:
 			e.err = err
-		case exception:
+		case exception && word != rests:
 			e.err = e.answered(p.store.Name, word, now)
 		default:
-			e.stored = Stored{Expires: now.Add(time.Duration(Milliseconds(e.job.MaxAge)) * time.Millisecond), Now: true}
+			e.stored = Stored{Expires: now.Add(time.Duration(Milliseconds(e.job.MaxAge)) * time.Millisecond), Now: true, Rests: exception}
 			parked = parked || e.job.Parked
 		}
 		e.done <- struct{}{} // from here on it is the caller's

@@ -325,7 +325,7 @@ local function flush()
   -- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while MESSAGES is large.
   for i = 1, (crosses or not large and (later or made)) and #ORDER or 0 do
     local key = ORDER[i]
-    if crosses or later or touched[key] then
+    if crosses or later or touched[key] and (key ~= COUNTS or not had[4]) then
       keep(key, key == COUNTS and LASTS + SLACK or key == RECEIPTS and math.max(retention, SLACK) + SLACK or retention, till - now, large, fresh[key])
     end
   end

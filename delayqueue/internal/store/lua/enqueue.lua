@@ -15,7 +15,8 @@
 --           the long payloads, in the order of their keys: the text has the payload's length in its place
 -- returns   {now in ms; for how long no worker has claimed, in ms, or -1: nothing was stored, as nothing ever was, or, if there
 --           are no messages, nothing is queued or runs; how many bytes the messages took before;
---           of each message that was not stored now its number, and its not_after in ms when it is stored already, the
+--           of each message that was to wait for its key and perhaps could not run now even if that were free, its number and
+--           'rests'; of each that was not stored now its number, and its not_after in ms when it is stored already, the
 --           ending of one that has ended, else 'key full', 'principal full' or 'queue full'}
 -- #include common.lua
 -- #include admit.lua
@@ -90,7 +91,7 @@ for ring, at in pairs({[13] = MADE, [14] = GIVEN}) do
 end
 
 -- Stores a message, in the place of an old one if there is one.
-local function store(how, id, body, key, principal, size, old)
+local function store(how, i, id, body, key, principal, size, old)
   local number, place, due = nil, nil, how.due
   if old then
     number, place, due = old.number, old.place, old.due
@@ -103,6 +104,9 @@ local function store(how, id, body, key, principal, size, old)
     due = how.due or not headed[key] and (how.wait or now)
     if how.wait and due == how.wait then
       add(ATTEMPTS, id, 'w' .. UNTRIED:sub(2))
+    end
+    if how.wait and (due ~= how.wait or paused_until > now or halt_of(key)) then
+      replies[#replies + 1], replies[#replies + 2] = i, 'rests'
     end
     headed[key] = key ~= '' and (headed[key] or not how.due)
   end
@@ -138,7 +142,7 @@ for _, how in ipairs(hows) do
       if slot ~= '' or full(key, principal, 1, size) then
         others[#others + 1], others[#others + 2] = how, i
       else
-        store(how, id, body, key, principal, size)
+        store(how, i, id, body, key, principal, size)
       end
     end
   end
@@ -162,7 +166,7 @@ for j = 1, #others, 2 do
   if why then
     replies[#replies + 1], replies[#replies + 2] = i, why
   else
-    store(how, id, body, key, principal, size, old)
+    store(how, i, id, body, key, principal, size, old)
     if how.slot then
       add(USES, slot, id)
     end

@@ -126,7 +126,7 @@ local function start(lease, max_payload, replies)
       if state then
         local mark, attempts, counted, cause = state:match('^[w-](......)(%d+) (%d+ %d+ %d+) %S* (.*)$')
         tries = mark and mark .. attempts + 1 .. ' ' .. counted .. ' ' .. token .. ' ' .. cause or tries
-        rec, waited = mark and rec or '', state:sub(1, 1) == 'w' -- its worker makes a dead letter of junk
+        rec, waited = mark and rec or '', state:sub(1, 1) == 'w' or attempts == '0' and waited -- its worker makes a dead letter of junk
       end
       tries = 'r' .. tries
       replies[asked[token] or #replies + 1] = delivery(member, rec, tries, places[i][2] and 1 or 0, waited, since[i])
