@@ -338,3 +338,19 @@ func TestReservation_AReservationThatATryRefreshedIsNotEnded(t *testing.T) {
 		require.NotZero(t, info.Reserved, "a fresh call that waits has the key before the message")
 	})
 }
+
+// A call that could not run now, even if its key were free, keeps no fresh call out: its reservation ends while the key is still held.
+func TestReservation_NothingIsKeptForWhatCouldNotRun(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		lease := b.hold("k")
+		require.NoError(t, b.queue.Pause(t.Context(), time.Hour))
+		b.parkCall("k")
+		b.isNotReserved("k")
+		require.NoError(t, b.queue.Resume(t.Context()))
+		b.parkCall("k")
+		info, err := b.other.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Positive(t, info.Reserved)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
