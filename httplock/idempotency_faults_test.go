@@ -54,37 +54,41 @@ func TestIdempotency_CrashLeavesTheRequestRunnable(t *testing.T) {
 // The first holder may even end before anybody else begins, and not know of its loss, or have a client that has left.
 func TestIdempotency_ALostLeaseKeepsNothing(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
-		b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
-		ctx, leave := context.WithCancel(t.Context())
-		t.Cleanup(leave)
-		var runs atomic.Int64
-		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
-			if runs.Load() == 0 {
-				if leaves {
-					leave()
+		redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+			b := testbed.New(t, env)
+			ctx, leave := context.WithCancel(t.Context())
+			t.Cleanup(leave)
+			var runs atomic.Int64
+			h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+				if runs.Load() == 0 {
+					if leaves {
+						leave()
+						<-r.Context().Done()
+					}
+					b.LoseLeases(t)
 					<-r.Context().Done()
+					assert.Equal(t, !leaves, errors.Is(context.Cause(r.Context()), core.ErrLeaseLost))
 				}
-				b.LoseLeases(t)
-				<-r.Context().Done()
-				assert.Equal(t, !leaves, errors.Is(context.Cause(r.Context()), core.ErrLeaseLost))
-			}
-			count(&runs, http.StatusOK)(w, r)
+				count(&runs, http.StatusOK)(w, r)
+			})
+			require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
+			second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
+			require.Equal(t, "run 2", second.Body, "what came of the first is not sure")
+			requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 		})
-		require.Equal(t, "run 1", testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
-		second := testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}"))
-		require.Equal(t, "run 2", second.Body, "what came of the first is not sure")
-		requireReplayed(t, second, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")))
 	}
 }
 
 // A lease that ends while its holder is told that nobody has run is not worked under: somebody else may have since.
 func TestIdempotency_ALeaseLostBeforeTheHandlerRunsNothing(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
-	lose := &losesOnBegin{lose: func() { b.LoseLeases(t) }}
-	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix), idempotency.WithObserver(lose))
-	require.NoError(t, err)
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithIdempotency(store))
-	testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
+		b := testbed.New(t, env)
+		lose := &losesOnBegin{lose: func() { b.LoseLeases(t) }}
+		store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix), idempotency.WithObserver(lose))
+		require.NoError(t, err)
+		h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithIdempotency(store))
+		testbed.RequireProblem(t, testbed.Do(h, withKey(t, testbed.OrderPath, "k", "{}")), http.StatusServiceUnavailable, "unavailable", true)
+	})
 }
 
 type losesOnBegin struct {

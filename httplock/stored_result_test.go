@@ -123,12 +123,14 @@ func TestResult_LocationMeansWhatItMeant(t *testing.T) {
 		"a%2Fb":         "/orders/a%2Fb",
 		"/a/../b?c=d#e": "/a/../b?c=d#e",
 	} {
-		d := openParking(t, redistest.Embedded(t))
-		got := d.replayed(t, func(w http.ResponseWriter, r *http.Request) {
-			r.URL.Path = "/changed/by/the/handler"
-			w.Header().Set("Location", location)
+		t.Run(location, func(t *testing.T) {
+			d := openParking(t, redistest.Embedded(t))
+			got := d.replayed(t, func(w http.ResponseWriter, r *http.Request) {
+				r.URL.Path = "/changed/by/the/handler"
+				w.Header().Set("Location", location)
+			})
+			require.Equal(t, want, got.Header.Get("Location"))
 		})
-		require.Equal(t, want, got.Header.Get("Location"), location)
 	}
 }
 
