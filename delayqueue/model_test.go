@@ -107,7 +107,7 @@ func got[T any](v T, err error) T {
 
 // played is deferred: a play returns what has ended it.
 func played(err *error) {
-	switch end := recover().(type) {
+	switch end := recover().(type) { //nolint:revive // it is deferred itself
 	case nil:
 	case failed:
 		*err = end.error

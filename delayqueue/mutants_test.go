@@ -69,7 +69,7 @@ var mutants = []mutant{
 	{"a wake wakes nobody", "wake", "state:sub(2))\n    look_at(id .. ' ' .. key, now)", "state:sub(2))"},
 	{"a wake wakes what waits for its time", "", "  if flag == 'w' then", "  if flag == 'w' or flag == '-' then"},
 	{"a claim takes no head of a free key", "claim", "    if i <= want_most then", "    if false and i <= want_most then"},
-	{"a claim forgets the heads that it has no room for", "claim", "    else\n      free(key, id, state)\n    end\n  end\n  want_due", "    end\n  end\n  want_due"},
+	{"a claim forgets the heads that it has no room for", "claim", "places, token, NOW)\n    else\n", "places, token, NOW)\n    elseif false then\n"},
 	{"a claim takes a head twice", "claim", "  if not looked[key] then", "  if true then"},
 	{"a claim that is sent again wakes nobody", "claim", "    free(unpack(head, 1, 3))", ""},
 	{"what is parked waits for nothing", "enqueue", "local wait = waits == 'w' and now + delay", "local wait = waits == 'w' and now"},

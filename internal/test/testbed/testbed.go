@@ -28,7 +28,7 @@ const (
 
 // timeout is how long a key is waited for that should be free: a call that has just
 // left may still be in Redis's queue for an instant.
-const timeout = time.Minute
+const timeout = 5 * time.Second
 
 // Fixture is a Redis, the Locker under test and its rival.
 type Fixture struct {
