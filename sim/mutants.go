@@ -82,7 +82,11 @@ func isMutants(t ast.Expr) bool {
 func mutantOf(element ast.Expr) (m mutant) {
 	fields := []*string{&m.name, &m.script, &m.old, &m.new}
 	named := map[string]*string{"name": &m.name, "file": &m.file, "script": &m.script, "old": &m.old, "new": &m.new}
-	for i, e := range element.(*ast.CompositeLit).Elts {
+	literal, is := element.(*ast.CompositeLit)
+	if !is { // it is elsewhere
+		return m
+	}
+	for i, e := range literal.Elts {
 		switch e := e.(type) {
 		case *ast.KeyValueExpr:
 			if field := named[strings.ToLower(e.Key.(*ast.Ident).Name)]; field != nil {
