@@ -62,7 +62,7 @@ func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 // settled takes the result of a settlement, and returns the next claim, if there is one.
 func (w *Worker) settled(c *claim, s *store.Settlement, token string) (next *claim) {
 	if s.AnyDue {
-		w.wakeFetchers(c.partition.Base) // without waiting for our own announcement
+		w.wakeFetchers(c.partition.Base, 0) // without waiting for our own announcement
 	}
 	if s.Claimed != nil {
 		next = w.claims.add(w.ctx, w.queue, c.partition, s.Claimed, token, trust.Until(s.Sent, w.lease))

@@ -133,7 +133,7 @@ func (w *Worker) complete() {
 	w.fetchers.Store(&[]*fetcher{})
 	w.wakeups = listener.New(q.rdb, wakeChannel(&q.settings), func() {
 		w.claims.beats.Follow()
-		w.wakeFetchers("")
+		w.wakeFetchers("", 0)
 	}, func(error) { w.claims.beats.Follow() }, w.onWakeMessage) // the connections that there are may be to an old primary
 }
 
@@ -302,16 +302,8 @@ func (w *Worker) onWakeMessage(message string) {
 		return
 	}
 	base, later, _ := strings.Cut(base, "\n")
-	ms, err := strconv.ParseInt(later, 10, 64)
-	if err != nil {
-		w.wakeFetchers(base)
-		return
-	}
-	for _, c := range *w.fetchers.Load() {
-		if base == c.partition.Base {
-			c.wakeIn(time.Duration(ms) * time.Millisecond)
-		}
-	}
+	ms, _ := strconv.ParseInt(later, 10, 64)
+	w.wakeFetchers(base, time.Duration(ms)*time.Millisecond)
 }
 
 // fetchMore tells the fetchers that more may be claimed than before.
@@ -324,10 +316,14 @@ func (w *Worker) fetchMore() {
 	}
 }
 
-// wakeFetchers wakes the fetcher of the partition with this base; all of them if base is empty.
-func (w *Worker) wakeFetchers(base string) {
+// wakeFetchers wakes the fetcher of the partition with this base, after a while; all of them if base is empty.
+func (w *Worker) wakeFetchers(base string, after time.Duration) {
 	for _, c := range *w.fetchers.Load() {
-		if base == "" || base == c.partition.Base {
+		switch {
+		case base != "" && base != c.partition.Base:
+		case after > 0:
+			c.wakeIn(after)
+		default:
 			c.wakeSoon()
 		}
 	}
@@ -341,7 +337,7 @@ func (w *Worker) Pause() { w.paused.Store(true) }
 // Resume ends a [Worker.Pause].
 func (w *Worker) Resume() {
 	w.paused.Store(false)
-	w.wakeFetchers("")
+	w.wakeFetchers("", 0)
 }
 
 func (w *Worker) isStopping() bool {
