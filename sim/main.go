@@ -15,11 +15,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -54,6 +56,7 @@ func run() error {
 	flag.Func("with", "kinds of faults that happen in any case, as in: stop,die", list(&c.With))
 	flag.Func("without", "kinds of faults that do not happen", list(&c.Without))
 	flag.Func("strict", "what is not promised, and counts as broken too: that redis keeps its data and its time, that nobody is deaf to the end of a lease", list(&c.Strict))
+	kept := flag.String("kept", "", "a file with worlds and seeds to play before those of -seeds")
 	results := flag.String("results", "", "a file to append a line to of what came of many worlds, for docs/proof.md")
 	mutants := flag.String("mutants", "", "a file: instead, try the mutants of core's and delayqueue's tests, and append to it how many seeds each took")
 	check := flag.Bool("check", false, "with -mutants: play a world of each mutant of a script that the file says is found within -seeds")
@@ -87,7 +90,18 @@ func run() error {
 	if *seeds == 1 {
 		return w.tell(c, *stacks)
 	}
-	all := w.playAll(c, *seeds)
+	all := &total{orders: map[string]bool{}}
+	if *kept != "" {
+		worlds, err := keptWorlds(*kept, c)
+		if err != nil {
+			return err
+		}
+		w.playAll(all, slices.Values(worlds))
+	}
+	w.playAll(all, func(yield func(plan.Config) bool) {
+		for next, end := c, c.Seed+*seeds; next.Seed < end && yield(next); next.Seed++ {
+		}
+	})
 	fmt.Print(all)
 	if *results != "" {
 		if err := all.append(*results, c); err != nil {
@@ -199,35 +213,49 @@ func (b binary) tell(c plan.Config, stacks bool) error {
 	return nil
 }
 
-// playAll plays many worlds on all cores. Each hundredth is played twice.
-func (b binary) playAll(c plan.Config, seeds uint64) *total {
-	next := make(chan uint64)
+// keptWorlds reads lines of a world, a seed, and what that broke once.
+func keptWorlds(path string, c plan.Config) (worlds []plan.Config, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		if _, err := fmt.Sscan(line, &c.World, &c.Seed); err != nil {
+			return nil, fmt.Errorf("%s: %q: %w", path, line, err)
+		}
+		worlds = append(worlds, c)
+	}
+	return worlds, nil
+}
+
+// playAll plays worlds on all cores. Each hundredth seed is played twice.
+func (b binary) playAll(all *total, worlds iter.Seq[plan.Config]) {
+	next := make(chan plan.Config)
 	go func() {
-		for i := range seeds {
-			next <- c.Seed + i
+		for c := range worlds {
+			next <- c
 		}
 		close(next)
 	}()
-	all := &total{orders: map[string]bool{}}
 	var players sync.WaitGroup
 	for range runtime.NumCPU() {
 		players.Go(func() {
-			for seed := range next {
-				this := c
-				this.Seed = seed
-				r, cpu, err := b.play(this)
-				if err == nil && seed%100 == 0 {
+			for c := range next {
+				r, cpu, err := b.play(c)
+				if err == nil && c.Seed%100 == 0 {
 					var again plan.Report
-					if again, _, err = b.play(this); err == nil && again.Digest != r.Digest {
-						err = fmt.Errorf("seed %d: digest %s, and the second time %s: something in it does not follow from the seed", seed, r.Digest, again.Digest)
+					if again, _, err = b.play(c); err == nil && again.Digest != r.Digest {
+						err = fmt.Errorf("seed %d: digest %s, and the second time %s: something in it does not follow from the seed", c.Seed, r.Digest, again.Digest)
 					}
 				}
-				all.add(this, r, cpu, err)
+				all.add(c, r, cpu, err)
 			}
 		})
 	}
 	players.Wait()
-	return all
 }
 
 // total is what came of all worlds.
