@@ -1,4 +1,6 @@
-// Package clientts tests client.ts in Node, against the demo.
+//go:build soak
+
+// Package clientts tests client.ts in Node, against the demo: of make test-all.
 package clientts
 
 import (
