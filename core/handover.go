@@ -22,7 +22,7 @@ func (w *waiters) withdraw(g *grant) {
 // released hands the grant of a lease that was released over to the next call, if that is allowed:
 // hand over → else requeue. Otherwise it returns the token that goes to Redis along with the
 // release, and whether calls of other processes are known to wait.
-func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (requeue store.Requeue, wanted, handedOver bool) {
+func (w *waiters) released(g *grant, keptUntil, now time.Time) (requeue store.Requeue, wanted, handedOver bool) {
 	if g.mode() != exclusive {
 		return requeue, false, false
 	}
@@ -36,7 +36,7 @@ func (w *waiters) released(g *grant, minHoldLeft time.Duration, now time.Time) (
 		return requeue, g.waiting.Load(), false
 	}
 	held := waitqueue.Held{Fence: g.fence, Used: int(g.used), Age: g.since.Elapsed(now), Wanted: g.waiting.Load()}
-	if minHoldLeft <= 0 && !g.unreserves && (g.along == nil || !g.along.Pending()) && !g.bounded() && !g.transferred.Load() && !w.reserved.since(q.key, g.madeAfter(), now) {
+	if !keptUntil.After(now) && !g.unreserves && (g.along == nil || !g.along.Pending()) && !g.bounded() && !g.transferred.Load() && !w.reserved.since(q.key, g.madeAfter(), now) {
 		held.TTL = g.ttl
 	}
 	r, actions := q.Released(now, held)

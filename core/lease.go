@@ -251,15 +251,16 @@ func (l *Lease) release(ctx context.Context, now time.Time, briefly, unreserves 
 		l.cancel(err)
 		owner.leases.drop(l.grant)
 		owner.waiters.lost(l.grant)
-		owner.cancel(l.grant, 0)
+		owner.cancel(l.grant, time.Time{})
 	} else {
 		l.finish()
 		var owned bool
 		l.grant.briefly = briefly
-		switch owned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now); {
+		keptUntil := now.Add(l.minHold - l.granted.Elapsed(now))
+		switch owned, err = owner.releaseGrant(ctx, l.grant, keptUntil, now); {
 		case err != nil:
 			err = store.Unavailable("release", l.Key(), err)
-			owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))
+			owner.cancel(l.grant, keptUntil)
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}

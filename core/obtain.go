@@ -398,9 +398,9 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 
 // cancel releases, in the background, what Redis may still have of a grant that has ended, with the
 // rest of a MinHold as in releaseGrant. A closed Locker has no background: then cancel blocks.
-func (l *Locker) cancel(g *grant, minHoldLeft time.Duration) {
+func (l *Locker) cancel(g *grant, keptUntil time.Time) {
 	req := g.releaseRequest()
-	req.MinHoldLeft = max(minHoldLeft, 0)
+	req.KeptUntil = keptUntil
 	if !l.store.Cancel(req, g.ttl, func(owned bool) { l.notifications.released(g.key(), owned) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
@@ -414,10 +414,10 @@ func (l *Locker) releaseLate(key string, tokens []string) {
 }
 
 // releaseGrant ends a grant: hand it over to the next call that waits here → else release it in
-// Redis, along with the queue's token, and give the queue the reply. With minHoldLeft, the rest of a
-// MinHold, the key stays held for that long.
-func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Duration, now time.Time) (owned bool, err error) {
-	requeue, wanted, handedOver := l.waiters.released(g, minHoldLeft, now)
+// Redis, along with the queue's token, and give the queue the reply. The key stays held until keptUntil, the end of a
+// MinHold.
+func (l *Locker) releaseGrant(ctx context.Context, g *grant, keptUntil, now time.Time) (owned bool, err error) {
+	requeue, wanted, handedOver := l.waiters.released(g, keptUntil, now)
 	if handedOver {
 		return true, nil
 	}
@@ -427,11 +427,11 @@ func (l *Locker) releaseGrant(ctx context.Context, g *grant, minHoldLeft time.Du
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
 	l.leases.drop(g)
-	if g.transferred.Load() && minHoldLeft <= 0 {
+	if g.transferred.Load() && !keptUntil.After(now) {
 		l.released(g)
 	}
 	req := g.releaseRequest()
-	req.MinHoldLeft, req.Requeue, req.Wanted = max(minHoldLeft, 0), requeue, wanted
+	req.KeptUntil, req.Requeue, req.Wanted = keptUntil, requeue, wanted
 	reply, err := l.store.Release(ctx, req)
 	g.reservedStill = g.unreserves && (reply.Reserved || err != nil)
 	l.waiters.releaseAnswered(g, requeue, now, reply, err)
@@ -446,8 +446,8 @@ func (l *Locker) discard(ctx context.Context, grants ...*grant) {
 	}
 	release := func() {
 		each(grants, func(g *grant) error {
-			if _, err := l.releaseGrant(context.Background(), g, 0, time.Now()); err != nil {
-				l.cancel(g, 0)
+			if _, err := l.releaseGrant(context.Background(), g, time.Time{}, time.Now()); err != nil {
+				l.cancel(g, time.Time{})
 			}
 			return nil
 		})

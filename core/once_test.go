@@ -232,34 +232,41 @@ func TestOnce_PeriodsOfMonths(t *testing.T) {
 // Redis is away when a run ends: the period is kept for as long as it would have been.
 func TestOnce_APeriodSurvivesAnOutageAtTheEndOfItsRun(t *testing.T) {
 	const every = 20 * time.Second
-	onFakeLockers(t, func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker) {
-		lockers := []*core.Locker{locker(), locker()}
-		start := time.Now()
-		ran, err := lockers[0].Once(t.Context(), "k", every, func(context.Context) error {
-			for _, n := range nodes {
-				n.die()
-			}
-			return nil
+	for way, fail := range map[string]func(*fakeNode){"dead": (*fakeNode).die, "silent": (*fakeNode).stop} {
+		t.Run(way, func(t *testing.T) {
+			onFakeLockers(t, func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker) {
+				lockers := []*core.Locker{locker(), locker()}
+				start := time.Now()
+				ran, err := lockers[0].Once(t.Context(), "k", every, func(context.Context) error {
+					for _, n := range nodes {
+						fail(n)
+					}
+					return nil
+				})
+				for _, n := range nodes {
+					n.die() // what it was sent while it was silent is lost
+				}
+				require.NoError(t, err)
+				require.True(t, ran)
+				ran, err = lockers[1].Once(t.Context(), "k", every, mustNotRun)
+				require.False(t, ran)
+				require.ErrorIs(t, err, core.ErrUnavailable)
+				time.Sleep(3 * time.Second)
+				for _, n := range nodes {
+					n.live()
+				}
+				time.Sleep(5 * time.Second)
+				ran, err = lockers[1].Once(t.Context(), "k", every, mustNotRun)
+				require.NoError(t, err)
+				require.False(t, ran, "%s after the start", time.Since(start))
+				time.Sleep(time.Until(start.Add(every)))
+				ran, err = lockers[1].Once(t.Context(), "k", every, nothing)
+				require.NoError(t, err)
+				require.True(t, ran, "and not for longer")
+				time.Sleep(2 * time.Second) // until go-redis dials no longer
+			})
 		})
-		require.NoError(t, err)
-		require.True(t, ran)
-		ran, err = lockers[1].Once(t.Context(), "k", every, mustNotRun)
-		require.False(t, ran)
-		require.ErrorIs(t, err, core.ErrUnavailable)
-		time.Sleep(3 * time.Second)
-		for _, n := range nodes {
-			n.live()
-		}
-		time.Sleep(5 * time.Second)
-		ran, err = lockers[1].Once(t.Context(), "k", every, mustNotRun)
-		require.NoError(t, err)
-		require.False(t, ran, "%s after the start", time.Since(start))
-		time.Sleep(time.Until(start.Add(every)))
-		ran, err = lockers[1].Once(t.Context(), "k", every, nothing)
-		require.NoError(t, err)
-		require.True(t, ran, "and not for longer")
-		time.Sleep(2 * time.Second) // until go-redis dials no longer
-	})
+	}
 }
 
 // A tick comes to several processes at different times, also when its run is over.

@@ -298,7 +298,7 @@ func (c *waiter) leave() {
 	c.all, c.queue, c.opts, c.grant, c.asking = nil, nil, acquireOptions{}, nil, false
 	w.pool.Put(c)
 	if unused != nil {
-		w.locker.life.Later(func() { _, _ = w.locker.releaseGrant(context.Background(), unused, 0, time.Now()) })
+		w.locker.life.Later(func() { _, _ = w.locker.releaseGrant(context.Background(), unused, time.Time{}, time.Now()) })
 	}
 }
 

@@ -44,13 +44,14 @@ func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *co
 	cmd.addText(req.Token)
 	cmd.used.Reset(req.Used)
 	cmd.add(&cmd.used)
-	asked, more := req.Asked || req.Wanted, req.MinHoldLeft > 0 || req.Other != "" || req.Unreserve
+	keep := max(time.Until(req.KeptUntil), 0) // as of this try
+	asked, more := req.Asked || req.Wanted, keep > 0 || req.Other != "" || req.Unreserve
 	if asked || more {
 		cmd.add(asked)
 	}
 	cmd.plain = d.single && !asked && !more
 	if more {
-		cmd.args = append(cmd.args, req.MinHoldLeft.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
+		cmd.args = append(cmd.args, keep.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 	}
 	if req.Mark != NotQueued {
 		d.addBound(cmd, false)
@@ -101,10 +102,9 @@ type cancellations struct {
 }
 
 type cancellation struct {
-	req          ReleaseRequest
-	minHoldUntil time.Time        // until when the key is to stay held, if req.MinHoldLeft is not zero
-	until        time.Time        // when the grant has expired anyway
-	done         func(owned bool) // called when Redis has replied
+	req   ReleaseRequest
+	until time.Time        // when the grant has expired anyway
+	done  func(owned bool) // called when Redis has replied
 }
 
 const (
@@ -116,9 +116,6 @@ const (
 // send sends a cancellation. It does not block, and reports false when the Locker is closed.
 func (c *cancellations) send(one cancellation) bool {
 	d := c.d
-	if one.req.MinHoldLeft > 0 {
-		one.req.MinHoldLeft = max(time.Until(one.minHoldUntil), 0)
-	}
 	cmd := d.releaseCommand(context.Background(), one.req)
 	cmd.onReply = func(r result) {
 		reply, err := parseRelease(r)
@@ -163,6 +160,5 @@ func (c *cancellations) retry() {
 }
 
 func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool {
-	now := time.Now()
-	return d.cancellations.send(cancellation{req, now.Add(req.MinHoldLeft), now.Add(ttl), done})
+	return d.cancellations.send(cancellation{req, time.Now().Add(ttl), done})
 }

@@ -220,14 +220,14 @@ type DowngradeRequest struct {
 // ReleaseRequest releases what a token has.
 type ReleaseRequest struct {
 	Record, Token string
-	Used          int64         // greatest fence used; zero: none
-	MinHoldLeft   time.Duration // the rest of a MinHold: for how long the key stays held after the release
-	Asked         bool          // another token has asked for the key, so its record is not thin
-	Wanted        bool          // calls of other processes wait for the message that the release publishes
-	Unreserve     bool          // the key's reservation ends too, unless it was made after the fence Used
-	Briefly       bool          // it is tried once if the node is down
-	Holder        Rekeyed       // whose token it is; nil: it has no other
-	Along         along.Rider   // nil: nobody
+	Used          int64       // greatest fence used; zero: none
+	KeptUntil     time.Time   // the end of a MinHold: until when the key stays held after the release
+	Asked         bool        // another token has asked for the key, so its record is not thin
+	Wanted        bool        // calls of other processes wait for the message that the release publishes
+	Unreserve     bool        // the key's reservation ends too, unless it was made after the fence Used
+	Briefly       bool        // it is tried once if the node is down
+	Holder        Rekeyed     // whose token it is; nil: it has no other
+	Along         along.Rider // nil: nobody
 	Requeue
 }
 
