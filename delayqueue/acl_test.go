@@ -37,6 +37,9 @@ func TestACL_TheSmallestRightsOfAQueueOnACluster(t *testing.T) {
 		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = user, redistest.Password })
 	})
 	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
+	info, err := testbed.NewQueue(t, admin, "q").Info(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, delayqueue.DefaultClusterPartitions, info.Partitions, "each in a slot of its own")
 }
 
 // addUsers adds the users of a queue and of its workers' and guards' lockers.

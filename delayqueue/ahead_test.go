@@ -95,7 +95,7 @@ func atMost(most *atomic.Int64, n int64) {
 // itself: if that dies too, it was not another's doing.
 func TestClaimsAhead_NothingWaitsBesideWhatMayNotLoseItsWorker(t *testing.T) {
 	t.Parallel()
-	const concurrency, messages = 4, 600
+	const concurrency, messages = 4, 400
 	for name, c := range map[string]struct {
 		attempts int
 		states   map[string]string // how some have come to their attempt, or beyond
@@ -113,15 +113,13 @@ func TestClaimsAhead_NothingWaitsBesideWhatMayNotLoseItsWorker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(c.attempts))
 			ids := map[string]string{}
-			for i := range messages {
-				b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
-				for name, state := range c.states {
-					if i == messages/2 {
-						ids[name] = b.enqueue(delayqueue.Job{Name: name, Key: map[bool]string{true: "key"}[strings.HasSuffix(name, "of key")]})
-						require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), ids[name], state).Err())
-					}
-				}
+			plain := func(int) delayqueue.Job { return delayqueue.Job{} }
+			b.enqueueAll(messages/2, plain)
+			for name, state := range c.states {
+				ids[name] = b.enqueue(delayqueue.Job{Name: name, Key: map[bool]string{true: "key"}[strings.HasSuffix(name, "of key")]})
+				require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), ids[name], state).Err())
 			}
+			b.enqueueAll(messages/2, plain)
 			var most, ahead, n atomic.Int64
 			var all ran
 			b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -199,33 +197,25 @@ func TestLastAttempt_IsAloneUntilItIsSettled(t *testing.T) {
 	}, delayqueue.WithMaxAttempts(2))
 }
 
-// A claim of another partition is answered so late that its slots were given back.
 func TestLastAttempt_IsAloneThoughAClaimWasSlow(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		options := []delayqueue.Option{delayqueue.WithMaxAttempts(2), delayqueue.WithPartitions(2)}
-		b := setup(t, env, options...)
-		parts := [2]string{env.Prefix + ":queue:{q/2.2}:", env.Prefix + ":queue:{q/1.2}:"}
-		lasts := 0
-		b.enqueue(delayqueue.Job{ID: "last"})
-		if b.rdb.HExists(t.Context(), parts[1]+"m", "last").Val() {
-			lasts = 1
-		}
-		require.NoError(t, b.rdb.HSet(t.Context(), parts[lasts]+"r", "last", "-------1 0 1 0  died").Err())
-		for i := 0; b.rdb.HLen(t.Context(), parts[1-lasts]+"m").Val() < 4; i++ {
-			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+	each(t, func(t *testing.T, b *bench) {
+		last := b.enqueue(delayqueue.Job{ID: inPartition(1, "last")})
+		require.NoError(t, b.rdb.HSet(t.Context(), b.env.Prefix+":queue:{q/1.2}:r", last, "-------1 0 1 0  died").Err())
+		for i := range 4 {
+			b.enqueue(delayqueue.Job{ID: inPartition(2, fmt.Sprint("other", i, "."))})
 		}
 		started := make(chan struct{})
-		rdb := env.Client(t)
+		rdb := b.env.Client(t)
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			if isScript(cmd, "claim", strings.TrimSuffix(parts[1-lasts], ":")) {
+			if isScript(cmd, "claim", b.env.Prefix+":queue:{q/2.2}") {
 				<-started
 			}
 			return err
 		}))
 		var alone, beside atomic.Bool
-		b.startOn(b.newQueue(rdb, options...), func(_ context.Context, m delayqueue.Message) error {
-			if m.ID == "last" {
+		b.startOn(b.newQueue(rdb, b.opts...), func(_ context.Context, m delayqueue.Message) error {
+			if m.ID == last {
 				alone.Store(true)
 				close(started)
 				time.Sleep(100 * time.Millisecond)
@@ -237,5 +227,5 @@ func TestLastAttempt_IsAloneThoughAClaimWasSlow(t *testing.T) {
 		}, delayqueue.WithConcurrency(8))
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
 		require.False(t, beside.Load(), "another message ran beside the last attempt")
-	})
+	}, delayqueue.WithMaxAttempts(2), delayqueue.WithPartitions(2))
 }

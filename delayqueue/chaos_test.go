@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -24,28 +23,22 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/test/history"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// What goes wrong around the queue. What goes wrong with a network, with clients and with scripts is played by the worlds of module sim.
+// What goes wrong around the queue. What goes wrong with a network, with clients and with scripts is played by the worlds of module sim,
+// and so is what becomes of messages that fail, are delayed or cancelled, and of calls beside them.
 const (
-	faultKill        = "kill"        // kill -9 of a worker; another one starts
-	faultReshard     = "reshard"     // a partition, or the manifest, moves to another node, slowly or not
-	faultRestart     = "restart"     // kill -9 of Redis, which starts again on its data
-	faultStop        = "stop"        // SIGSTOP of a worker for longer than its leases
-	faultSubscribers = "subscribers" // CLIENT KILL TYPE pubsub
+	faultKill    = "kill"    // kill -9 of a worker; another one starts
+	faultReshard = "reshard" // a partition, or the manifest, moves to another node, slowly or not
+	faultRestart = "restart" // kill -9 of Redis, which starts again on its data
+	faultStop    = "stop"    // SIGSTOP of a worker for longer than its leases
 )
 
-// chaos is a round: enqueuers, worker processes and fresh calls on one queue, while things go wrong.
+// chaos is a round: enqueuers and worker processes on one queue, while things go wrong.
 type chaos struct {
 	Messages, Keys, Workers, Partitions int
 	Lease                               time.Duration // of claims and locks
-	Plain                               bool          // all messages have a key, and work
-	Fresh                               int           // fresh calls at a time, which retry
-	Parking                             int           // fresh calls at a time, which are parked on a conflict
-	Length                              time.Duration // of the round, at least
-	SlowLocks                           time.Duration // how long a worker's locks are under way, at most
 	Cluster                             *redistest.Cluster
 	Faults                              map[string]time.Duration // about how often
 }
@@ -62,34 +55,32 @@ type chaosRunner struct {
 	files   []string
 	account *account
 
-	mu    sync.Mutex
-	sent  []*sent
-	fresh []*run
+	mu   sync.Mutex
+	sent []*sent
 }
 
 // seedFlag replays the choices of a round. What the network and the scheduler do between them is not replayed.
 var seedFlag = flag.Uint64("seed", 0, "of the faults; 0: a new one")
 
-// soak runs rounds until they came to so many messages, and to enough to show anything. So many percent of the messages are done, at least.
-func (c chaos) soak(t *testing.T, messages, done int, enough func(a *account) bool) {
+// soak runs rounds until they came to so many messages, and to enough to show anything.
+func (c chaos) soak(t *testing.T, messages int, enough func(a *account) bool) {
 	t.Helper()
 	const most = 6 // times that a round may be repeated until enough happened
-	total := newAccount(cmp.Or(*seedFlag, rand.Uint64N(1e9)+1))
-	for n := uint64(0); total.messages < messages || n < most && !enough(total); n++ {
-		if seed := total.seed + n; !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+	total, seed := &account{faults: map[string]int{}}, cmp.Or(*seedFlag, rand.Uint64N(1e9)+1)
+	for n := 0; total.messages < messages || n < most && !enough(total); n++ {
+		if !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			a := c.run(t, seed)
-			t.Log(a)
+			t.Logf("%d messages, faults %v, %d unknown enqueues, %d duplicates", a.messages, a.faults, a.unknown, a.duplicates)
 			for _, v := range a.violations[:min(10, len(a.violations))] {
-				t.Errorf("seed %d: %s", a.seed, v)
+				t.Errorf("seed %d: %s", seed, v)
 			}
 			total.add(a)
 		}) {
 			return
 		}
+		seed++
 	}
-	t.Log("in all: ", total)
 	require.True(t, enough(total), "too little happened")
-	require.GreaterOrEqual(t, total.states["done"]*100, total.messages*done)
 }
 
 // run runs a round and returns its account.
@@ -97,8 +88,8 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 	t.Helper()
 	defer redistest.Busy()()
 	const enqueuers = 8
-	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: newAccount(seed)}
-	r.config = chaosConfig{Prefix: "p", Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease}
+	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: &account{faults: map[string]int{}}}
+	r.config = chaosConfig{Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease}
 	if c.Cluster != nil {
 		rdb := c.Cluster.Client(t)
 		r.config.Addrs = rdb.Options().Addrs
@@ -109,11 +100,6 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 		r.server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 		r.config.Addrs = []string{r.server.Addr}
 	}
-	if c.SlowLocks > 0 {
-		slow := redistest.NewProxy(t, r.server.Addr)
-		slow.Delay(func() time.Duration { return rand.N(c.SlowLocks) })
-		r.config.Locks = slow.Addr
-	}
 	r.direct = r.config.client()
 	t.Cleanup(func() { _ = r.direct.Close() })
 	r.slots = make([]*redistest.Process, c.Workers)
@@ -121,23 +107,14 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 		r.start(slot)
 	}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var calls, enqueues, faults sync.WaitGroup
-	for i := range c.Fresh + c.Parking {
-		calls.Go(func() { r.call(ctx, i, i < c.Parking) })
-	}
-	for i := range min(enqueuers, c.Keys) {
-		enqueues.Go(func() { r.enqueue(i, min(enqueuers, c.Keys)) })
+	var enqueues, faults sync.WaitGroup
+	for i := range enqueuers {
+		enqueues.Go(func() { r.enqueue(i, enqueuers) })
 	}
 	stop := make(chan struct{})
 	faults.Go(func() { r.harm(stop) })
-	ends := time.Now().Add(c.Length)
 	enqueues.Wait()
-	time.Sleep(time.Until(ends))
-	cancel()
-	calls.Wait()
-	r.drain(20*time.Second, c.Messages/10) // faults go on while the last ones run
+	r.drain(20*time.Second, int64(c.Messages/10)) // faults go on while the last ones run
 	close(stop)
 	faults.Wait()
 	r.drain(60*time.Second, 0)
@@ -164,28 +141,15 @@ func (r *chaosRunner) enqueue(who, of int) {
 	q, err := r.config.queue(rdb)
 	must(err)
 	for i := who; i < r.Messages; i += of {
-		m := &sent{id: fmt.Sprint("m", i), key: fmt.Sprint("key", who+of*rng.IntN(max(1, r.Keys/of))), name: nameWork, place: i}
+		m := &sent{id: fmt.Sprint("m", i), key: fmt.Sprint("key", who+of*rng.IntN(max(1, r.Keys/of))), place: i}
 		job := delayqueue.Job{ID: m.id, Payload: payloadOf(m.id)}
-		if !r.Plain {
-			switch dice := rng.IntN(1000); {
-			case dice < 100:
-				m.key = ""
-			case dice < 130:
-				m.name = nameFails
-			case dice < 140:
-				m.name = namePoison
-			case dice < 142:
-				m.name = namePanics
-			case dice < 145:
-				m.name = nameSlow
-			case dice < 165:
-				job.MaxAge = 50*time.Millisecond + rand.N(200*time.Millisecond)
-			case dice < 185:
-				job.Delay = rand.N(50 * time.Millisecond)
-				m.due = history.Now() + int64(job.Delay)
-			}
+		switch dice := rng.IntN(1000); {
+		case dice < 100:
+			m.key = ""
+		case dice < 103:
+			job.Name = "slow"
 		}
-		job.Key, job.Name = m.key, m.name
+		job.Key = m.key
 		for try := 0; !m.known && try < 200; try++ {
 			_, err := q.Enqueue(context.Background(), job)
 			if m.known = err == nil; m.known {
@@ -197,13 +161,10 @@ func (r *chaosRunner) enqueue(who, of int) {
 			if !errors.Is(err, core.ErrUnavailable) {
 				panic(err)
 			}
-			if !r.Plain && rng.IntN(10) == 0 {
+			if rng.IntN(10) == 0 {
 				break // never to be known
 			}
 			time.Sleep(20 * time.Millisecond)
-		}
-		if m.cancelling = m.known && !r.Plain && rng.IntN(50) == 0; m.cancelling && q.Cancel(context.Background(), m.id) == nil {
-			m.cancelled = history.Now()
 		}
 		r.mu.Lock()
 		r.sent = append(r.sent, m)
@@ -211,77 +172,21 @@ func (r *chaosRunner) enqueue(who, of int) {
 	}
 }
 
-// call makes fresh calls. One that is parking has those parked that meet a held key.
-func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
-	q, err := r.config.queue(r.direct)
-	must(err)
-	rdb := r.config.client()
-	defer func() { _ = rdb.Close() }()
-	locker, err := r.config.locker(rdb)
-	must(err)
-	defer func() { _ = locker.Close() }()
-	guard, over := locker.Guard(core.RejectConflicts), ctx
-	if parking {
-		guard = locker.Guard(delayqueue.Policy(q))
-		ctx = context.WithoutCancel(ctx) // a call that is given up may be stored, and nobody knows
-	}
-	for over.Err() == nil {
-		f := &run{event: event{Kind: eventFresh, Key: fmt.Sprint("key", rand.IntN(r.Keys)), Process: -1 - who}, asked: history.Now()}
-		err := guard.Do(ctx, core.Call{Key: f.Key, Name: nameWork, Encode: nothing}, func(ctx context.Context) error {
-			lease, _ := core.LeaseFrom(ctx)
-			f.Fence = lease.Fence()
-			if f.At = history.Now(); ctx.Err() != nil {
-				return ctx.Err()
-			}
-			r.mu.Lock()
-			r.fresh = append(r.fresh, f)
-			r.mu.Unlock()
-			f.alive = f.At
-			for until := time.Now().Add(rand.N(chaosWork)); time.Now().Before(until); time.Sleep(500 * time.Microsecond) {
-				at := history.Now()
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
-				f.alive = at
-			}
-			return nil
-		})
-		if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
-			r.mu.Lock()
-			r.sent = append(r.sent, &sent{id: deferred.Ticket.ID, key: f.Key, name: nameWork, known: true, deferred: history.Now(), place: -1})
-			r.mu.Unlock()
-		}
-		pause := 4 * time.Millisecond
-		if parking { // or nothing but parked calls would run
-			pause *= 10
-		}
-		time.Sleep(rand.N(pause))
-	}
-}
-
 // harm makes things go wrong until it is stopped.
 func (r *chaosRunner) harm(stop <-chan struct{}) {
-	type due struct {
-		kind string
-		at   time.Duration
+	rng, next := rand.New(rand.NewPCG(r.seed, 1<<32)), map[string]time.Time{}
+	for kind, often := range r.Faults {
+		next[kind] = time.Now().Add(often)
 	}
-	rng := rand.New(rand.NewPCG(r.seed, 1<<32))
-	var plan []due
-	for _, kind := range slices.Sorted(maps.Keys(r.Faults)) {
-		for at := time.Duration(0); at < 10*time.Minute; {
-			at += r.Faults[kind]/2 + time.Duration(rng.Int64N(int64(r.Faults[kind])))
-			plan = append(plan, due{kind, at})
-		}
-	}
-	slices.SortStableFunc(plan, func(a, b due) int { return cmp.Compare(a.at, b.at) })
-	start := time.Now()
-	for _, f := range plan {
+	for {
+		kind := slices.MinFunc(slices.Sorted(maps.Keys(next)), func(a, b string) int { return next[a].Compare(next[b]) })
 		select {
 		case <-stop:
 			return
-		case <-time.After(time.Until(start.Add(f.at))):
-			r.account.faults[f.kind]++
-			r.harmOnce(f.kind, rng)
+		case <-time.After(time.Until(next[kind])):
+			r.account.faults[kind]++
+			r.harmOnce(kind, rng)
+			next[kind] = next[kind].Add(r.Faults[kind]/2 + time.Duration(rng.Int64N(int64(r.Faults[kind]))))
 		}
 	}
 }
@@ -300,7 +205,7 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 		r.server.Kill()
 		r.server.Restart(r.t)
 	case faultReshard:
-		bases := append(r.config.bases(), r.config.Prefix+":queue:{q}")
+		bases := append(r.config.bases(), "p:queue:{q}")
 		base := bases[rng.IntN(len(bases))]
 		slot := r.Cluster.Migrate(r.t, base, r.Cluster.AnotherThan(r.t, base))
 		pause := time.Duration(rng.Int64N(int64(r.Lease / 4))) // some last for longer than claims do
@@ -308,35 +213,31 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 			time.Sleep(pause)
 		}
 		slot.Finish(r.t)
-	case faultSubscribers:
-		_ = r.direct.Do(r.t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err()
 	}
 }
 
 // bases are what the names of the partitions' keys begin with.
 func (c chaosConfig) bases() (bases []string) {
 	if c.Partitions == 1 {
-		return []string{c.Prefix + ":queue:{q}"}
+		return []string{"p:queue:{q}"}
 	}
 	for i := range c.Partitions {
-		bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d}", c.Prefix, i+1, c.Partitions))
+		bases = append(bases, fmt.Sprintf("p:queue:{q/%d.%d}", i+1, c.Partitions))
 	}
 	return bases
 }
 
 // drain waits until no more than so many messages are open.
-func (r *chaosRunner) drain(most time.Duration, left int) {
-	ctx := context.Background()
+func (r *chaosRunner) drain(most time.Duration, left int64) {
 	var open int64
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		open = 0
 		answered := true
+		open = 0
 		for _, base := range r.config.bases() {
-			n, err := r.direct.HLen(ctx, base+":m").Result()
-			dead, err2 := r.direct.ZCard(ctx, base+":x").Result()
-			open, answered = open+n-dead, answered && err == nil && err2 == nil
+			n, err := r.direct.HLen(context.Background(), base+":m").Result()
+			open, answered = open+n, answered && err == nil
 		}
-		if answered && open <= int64(left) {
+		if answered && open <= left {
 			return
 		}
 	}
@@ -369,8 +270,5 @@ func (r *chaosRunner) finish() {
 	}
 	events, err := readEvents(r.files)
 	require.NoError(r.t, err)
-	r.account.check(r.sent, events, r.fresh)
-	if len(r.account.violations) > 0 && os.Getenv("PERKEY_CHAOS_KEEP") != "" {
-		_ = os.CopyFS(os.Getenv("PERKEY_CHAOS_KEEP"), os.DirFS(r.dir))
-	}
+	r.account.check(r.sent, events)
 }

@@ -9,11 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,18 +30,13 @@ func init() { processes[chaosVar] = chaosProcess }
 // chaosConfig is what a worker process of the chaos tests needs to know.
 type chaosConfig struct {
 	Addrs      []string // more than one: a Cluster
-	Locks      string   // where the worker's locks are asked for; empty: as above
-	Prefix     string
 	Partitions int
 	Lease      time.Duration // of claims and of locks
 	File       string
 	Process    int
 }
 
-const (
-	chaosAttempts = 50
-	chaosWork     = 4 * time.Millisecond // of a handler, at most
-)
+const chaosAttempts = 50
 
 func (c chaosConfig) client() redis.UniversalClient {
 	if len(c.Addrs) > 1 {
@@ -55,12 +48,8 @@ func (c chaosConfig) client() redis.UniversalClient {
 }
 
 func (c chaosConfig) queue(rdb redis.UniversalClient) (*delayqueue.Queue, error) {
-	return delayqueue.New(rdb, "q", delayqueue.WithPrefix(c.Prefix), delayqueue.WithPartitions(c.Partitions),
+	return delayqueue.New(rdb, "q", delayqueue.WithPrefix("p"), delayqueue.WithPartitions(c.Partitions),
 		delayqueue.WithMaxAttempts(chaosAttempts), delayqueue.WithMaxDepth(100_000), delayqueue.WithMaxDepthPerKey(100_000))
-}
-
-func (c chaosConfig) locker(rdb redis.UniversalClient, opts ...core.Option) (*core.Locker, error) {
-	return core.New(rdb, append(opts, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))...)
 }
 
 // event is a line in the file of a process. What was written survives its death.
@@ -68,120 +57,54 @@ type event struct {
 	Kind    string `json:"k"`
 	Run     int64  `json:"r"`
 	Process int    `json:"p"`
-	ID      string `json:"id,omitempty"`
+	ID      string `json:"id"`
 	Key     string `json:"key,omitempty"`
 	Attempt int    `json:"n,omitempty"`
 	Losses  int    `json:"l,omitempty"`
 	Fence   int64  `json:"f,omitempty"`
 	At      int64  `json:"at"`
-	Text    string `json:"t,omitempty"` // how a run ended, or an outcome
 }
 
 const (
-	eventStart   = "start"   // a run began
-	eventAlive   = "alive"   // its ctx had not ended
-	eventEnd     = "end"     // its handler returned
-	eventSettled = "settled" // its claim came to its end
-	eventFresh   = "fresh"   // a fresh call has the key
-	eventLost    = "lost"    // a lease of the key was lost
+	eventStart = "start" // a run began
+	eventAlive = "alive" // its ctx had not ended
+	eventEnd   = "end"   // its handler has done its work
 )
 
-type journal struct {
-	delayqueue.NopObserver
-	mu      sync.Mutex
-	file    io.Writer
-	process int
-	runs    atomic.Int64
-}
-
-func (j *journal) write(e event) {
-	e.Process = j.process
-	line, err := json.Marshal(e)
-	must(err)
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	_, err = j.file.Write(append(line, '\n'))
-	must(err)
-}
-
-func (j *journal) OnSettled(_ context.Context, s delayqueue.Settled) {
-	j.write(event{Kind: eventSettled, ID: s.Message.ID, Attempt: s.Message.Attempt, At: history.Now(), Text: string(s.Outcome)})
-}
-
-// losses tells a journal of lost leases.
-type losses struct {
-	core.NopObserver
-	j *journal
-}
-
-func (l losses) OnLost(_ context.Context, e core.Lost) {
-	l.j.write(event{Kind: eventLost, Key: e.Key, At: history.Now()})
-}
-
-// inside says that a run goes on, if its ctx lives. The time is taken first: until then
-// nobody else may have had the key.
-func (j *journal) inside(ctx context.Context, kind string, e event) bool {
-	e.Kind, e.At = kind, history.Now()
-	if ctx.Err() != nil {
-		return false
-	}
-	j.write(e)
-	return true
-}
-
-// interrupted is how a run ends whose claim or lease has ended.
-const interrupted = "interrupted"
-
-// What the handler of a message is to do, by its name.
-const (
-	nameWork   = "work"
-	nameFails  = "fails" // at its first attempt
-	namePoison = "poison"
-	namePanics = "panics" // always
-	nameSlow   = "slow"   // takes longer than its claim
-)
-
-// handler does a message's work, and writes down when.
-func (c chaosConfig) handler(j *journal) delayqueue.Handler {
+// handler does a message's work, and writes down when. The time is taken before each look at the ctx: until then nobody else may have had the key.
+func (c chaosConfig) handler(file io.Writer) delayqueue.Handler {
+	var runs atomic.Int64
 	return func(ctx context.Context, m delayqueue.Message) error {
-		e := event{Run: j.runs.Add(1), ID: m.ID, Key: m.Key, Attempt: m.Attempt, Losses: m.Losses}
+		e := event{Run: runs.Add(1), Process: c.Process, ID: m.ID, Key: m.Key, Attempt: m.Attempt, Losses: m.Losses}
 		if lease, ok := core.LeaseFrom(ctx); ok {
 			e.Fence = lease.Fence()
 		}
-		if !j.inside(ctx, eventStart, e) {
-			return context.Cause(ctx)
+		note := func(kind string) error {
+			if e.Kind, e.At = kind, history.Now(); ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			line, err := json.Marshal(e)
+			must(err)
+			_, err = file.Write(append(line, '\n'))
+			return err
 		}
-		end := func(text string) {
-			e.Kind, e.At, e.Text = eventEnd, history.Now(), text
-			j.write(e)
+		if err := note(eventStart); err != nil {
+			return err
 		}
-		work := rand.N(chaosWork)
-		if m.Name == nameSlow {
+		work := rand.N(4 * time.Millisecond)
+		if m.Name == "slow" { // it takes longer than its claim
 			work = c.Lease * 3 / 2
 		}
 		for until := time.Now().Add(work); time.Now().Before(until); {
 			time.Sleep(min(time.Until(until), 10*time.Millisecond))
-			if !j.inside(ctx, eventAlive, e) {
-				end(interrupted)
-				return context.Cause(ctx)
+			if err := note(eventAlive); err != nil {
+				return err
 			}
 		}
-		switch {
-		case len(m.Payload) > 0 && !bytes.Equal(m.Payload, payloadOf(m.ID)):
-			end("another payload")
+		if !bytes.Equal(m.Payload, payloadOf(m.ID)) {
 			return delayqueue.SkipRetry(errors.New("another payload"))
-		case m.Name == nameFails && m.Attempt == 1:
-			end(nameFails)
-			return errors.New("once more")
-		case m.Name == namePoison:
-			end(namePoison)
-			return delayqueue.SkipRetry(errors.New(namePoison))
-		case m.Name == namePanics:
-			end(namePanics)
-			panic(namePanics)
 		}
-		end("")
-		return nil
+		return note(eventEnd)
 	}
 }
 
@@ -194,17 +117,9 @@ func chaosProcess(text string) {
 	rdb := c.client()
 	q, err := c.queue(rdb)
 	must(err)
-	locks := rdb
-	if c.Locks != "" {
-		locks = redis.NewClient(&redis.Options{Addr: c.Locks})
-	}
-	j := &journal{file: file, process: c.Process}
-	locker, err := c.locker(locks, core.WithObserver(losses{j: j}))
+	locker, err := core.New(rdb, core.WithPrefix("p"), core.WithTTL(c.Lease))
 	must(err)
-	w, err := delayqueue.NewWorker(q, locker, c.handler(j), delayqueue.WithObserver(j), delayqueue.WithClaimLease(c.Lease),
-		delayqueue.WithConcurrency(4), delayqueue.WithRetryBackoff(time.Millisecond, 10*time.Millisecond),
-		delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond),
-		delayqueue.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+	w, err := delayqueue.NewWorker(q, locker, c.handler(file), quick(delayqueue.WithClaimLease(c.Lease), delayqueue.WithConcurrency(4))...)
 	must(err)
 	must(w.Start())
 	_, _ = io.Copy(io.Discard, os.Stdin)
@@ -214,25 +129,19 @@ func chaosProcess(text string) {
 }
 
 // readEvents reads what processes wrote. A last line that was cut short is left out.
-func readEvents(files []string) ([]event, error) {
-	var all []event
+func readEvents(files []string) (all []event, err error) {
 	for _, name := range files {
 		data, err := os.ReadFile(name)
-		if os.IsNotExist(err) { // killed before it began
-			continue
-		} else if err != nil {
+		if err != nil && !os.IsNotExist(err) { // one may be killed before it began
 			return nil, err
 		}
-		lines := strings.SplitAfter(string(data), "\n")
-		for i, line := range lines {
-			if !strings.HasSuffix(line, "\n") {
-				continue
-			}
+		for line := range strings.Lines(string(data)) {
 			var e event
-			if err := json.Unmarshal([]byte(line), &e); err != nil {
-				return nil, fmt.Errorf("%s, line %d: %w", name, i+1, err)
+			if err := json.Unmarshal([]byte(line), &e); strings.HasSuffix(line, "\n") && err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			} else if err == nil {
+				all = append(all, e)
 			}
-			all = append(all, e)
 		}
 	}
 	return all, nil

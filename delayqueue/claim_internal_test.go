@@ -33,17 +33,24 @@ func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 		}
 		w, _ := internalWorker(t, q, func(ctx context.Context, m Message) error {
 			runs++
-			if m.ID == "frozen inside" {
+			switch m.ID { // either look shows it
+			case "frozen inside":
 				freeze()
-			}
-			if ctx.Err() != nil {
+				require.ErrorIs(t, ctx.Err(), context.Canceled)
 				require.ErrorIs(t, context.Cause(ctx), ErrClaimLost)
+			case "frozen inside, and waits":
+				freeze()
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Minute):
+					t.Error("it waits for a timer")
+				}
 			}
 			return ctx.Err()
 		})
 		for _, key := range []string{"", "k"} {
 			runs = 0
-			for _, id := range []string{"frozen", "frozen inside", "well"} {
+			for _, id := range []string{"frozen", "frozen inside", "frozen inside, and waits", "well"} {
 				m := &store.Message{ID: id, Key: key, Attempts: 1}
 				c := w.claims.add(w.ctx, q, q.manifests.partitions[0], m, "token", time.Now().Add(time.Hour))
 				frozen = c
@@ -52,7 +59,7 @@ func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 				}
 				w.process(c)
 			}
-			require.Equal(t, 2, runs)
+			require.Equal(t, 3, runs)
 		}
 	})
 }

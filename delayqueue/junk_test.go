@@ -122,16 +122,6 @@ func TestJunk_EntriesOfNoMessageAreQuarantined(t *testing.T) {
 	})
 }
 
-func TestJunk_AnIDTakenByJunkIsAClearError(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("m"), "id", "junk").Err())
-		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "id"})
-		require.ErrorContains(t, err, "not a message")
-		_, err = b.queue.Status(t.Context(), "id")
-		require.ErrorIs(t, err, delayqueue.ErrNotFound)
-	})
-}
-
 func TestJunk_MessagesOutliveTheLossOfOneKey(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"r", "c", "e", "k", "x", "w"} {

@@ -157,8 +157,8 @@ func (q *longQueue) old(ids []string) {
 	}
 }
 
-// longLine is how many messages wait for one key throughout.
-const longLine = 30_000
+// longLine is how many messages wait for one key throughout, and longBucket how many ended in one bucket: enough to be large.
+var longLine, longBucket = 11_000, 11_000
 
 func newLongQueue(t *testing.T, rdb redis.UniversalClient, opts ...Option) *longQueue {
 	t.Helper()
@@ -172,25 +172,18 @@ func keysOf(prefix string) func(int) string {
 	return func(i int) string { return fmt.Sprint(prefix, i%store.BatchItems) }
 }
 
-// longestLoads make each script work as long as it can.
-var longestLoads = []struct {
+type longLoad struct {
 	name string
 	run  func(q *longQueue)
-}{
+}
+
+// longestLoads make each script work as long as it can.
+var longestLoads = []longLoad{
 	{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
 		q.fill(store.BatchItems*2, 16<<10, keysOf(q.name("k")))
 		q.settle(q.claim(store.BatchItems), outcome{end: store.Finished, ofKey: true, result: make([]byte, 16<<10)})
 	}},
-	{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
-		q.fill(store.BatchItems*2, 64<<10, none)
-		q.settle(q.claim(store.BatchItems), outcome{end: store.Finished})
-	}},
-	{"64 of 1 MiB: claimed, settled, and as many are cancelled", func(q *longQueue) {
-		q.fill(store.BatchItems, 1<<20, none)
-		q.settle(q.claim(store.BatchItems), outcome{end: store.Finished})
-		_, err := q.p.Cancel(q.t.Context(), q.fill(store.BatchItems, 1<<20, none)...)
-		require.NoError(q.t, err)
-	}},
+	{"64 of 64 KiB: claimed, settled with what is due, and again; and as many are cancelled", func(q *longQueue) { largeLoad(q, 64<<10) }},
 	{"64 attempts fail, and become dead letters", func(q *longQueue) {
 		q.fill(store.BatchItems, 64, keysOf(q.name("k")))
 		q.settle(q.claim(store.BatchItems), outcome{end: store.Failed, err: errTooOld})
@@ -269,9 +262,9 @@ var longestLoads = []struct {
 		_, err := q.p.Wake(q.t.Context(), names, true)
 		require.NoError(q.t, err)
 	}},
-	{"a bucket with 100,000 is large, and then is needed no more", func(q *longQueue) {
+	{"a bucket with thousands is large, and then is needed no more", func(q *longQueue) {
 		bucket := q.p.Keys[store.KeyEnded+store.Buckets+2] // of callers: the jobs have ids
-		for range 100 {
+		for range longBucket / 1000 {
 			args := make([]any, 0, 2000)
 			for range 1000 {
 				args = append(args, q.name("ended"), "d------")
@@ -291,7 +284,7 @@ var longestLoads = []struct {
 	}},
 	{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
 		places := q.rdb.ZRangeArgs(q.t.Context(), redis.ZRangeArgs{
-			Key: q.p.Keys[store.KeyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: longLine / 2, Count: 100,
+			Key: q.p.Keys[store.KeyFIFOs], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: int64(longLine / 2), Count: 100,
 		}).Val()
 		ids := make([]string, len(places))
 		for i, place := range places {
@@ -314,6 +307,14 @@ var longestLoads = []struct {
 		_, _, err = q.List(q.t.Context(), StateQueued, cursor, maxPage)
 		require.NoError(q.t, err)
 	}},
+}
+
+// largeLoad is one of large messages. The larger they are, the fewer go together: a matter of time alone.
+func largeLoad(q *longQueue, size int) {
+	q.fill(store.BatchItems*2, size, none)
+	q.settle(q.claim(store.BatchItems), outcome{end: store.Finished})
+	_, err := q.p.Cancel(q.t.Context(), q.fill(store.BatchItems, size, none)...)
+	require.NoError(q.t, err)
 }
 
 // mostCalls is the bound on how many commands a script calls: up to 20 for each of the 100 messages that it handles at most, however

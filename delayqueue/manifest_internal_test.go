@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -62,4 +63,15 @@ func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 			require.Equal(t, StateQueued, statusTest(t, operator, receipt.ID).State)
 		}
 	})
+}
+
+func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
+	for depth, rdb := range map[int]redis.UniversalClient{
+		defaultDepth: redis.NewClient(&redis.Options{}), defaultClusterDepth: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
+	} {
+		q, err := New(rdb, "q")
+		require.NoError(t, err)
+		require.Equal(t, depth, q.maxDepth)
+		require.NoError(t, rdb.Close())
+	}
 }

@@ -141,37 +141,6 @@ func TestOperations_ThatAreSentAgainAreDoneOnce(t *testing.T) {
 	})
 }
 
-func TestOperations_InACluster(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t, 3, 0)
-	rdb := cluster.Client(t)
-	b := &bench{t: t, env: &redistest.Env{Real: true, Prefix: "p"}}
-	b.queue, b.locker = b.newQueue(rdb), b.lockerOn(rdb)
-	require.Equal(t, delayqueue.DefaultClusterPartitions, b.stats().Partitions, "each in a slot of its own")
-	ctx := t.Context()
-
-	all := jobs(20, func(i int) delayqueue.Job { return delayqueue.Job{ID: fmt.Sprint(i), Key: fmt.Sprint(i)} })
-	dead := b.bury(all...)
-	require.ElementsMatch(t, dead, ids(b.list(delayqueue.StateDead)))
-	require.NoError(t, b.queue.Redrive(ctx, "7", 0))
-	require.Equal(t, 1, b.redriveAll(delayqueue.Filter{Key: "8"}, delayqueue.RedriveOptions{}))
-	require.Equal(t, 18, b.purgeAll(delayqueue.Filter{}))
-	require.NoError(t, b.queue.Pause(ctx, time.Hour))
-	var r ran
-	w := b.start(r.handle)
-	require.Never(t, func() bool { return len(r.ids()) > 0 }, 200*time.Millisecond, 20*time.Millisecond)
-	s := b.stats()
-	require.Equal(t, []int64{2, 0, 0, 2}, []int64{s.Queued, s.Running, s.Dead, s.Due})
-	require.True(t, s.Paused)
-	require.NoError(t, b.queue.Resume(ctx))
-	b.reaches("7", delayqueue.StateDone)
-	b.reaches("8", delayqueue.StateDone)
-	for _, key := range []string{"{a}", "b{", "}c{", "{}d"} { // none chooses a slot
-		b.reaches(b.enqueue(delayqueue.Job{Key: key}), delayqueue.StateDone)
-	}
-	require.NoError(t, w.Stop(ctx))
-}
-
 // What a damaged index holds stops no operation.
 func TestOperations_OnJunk(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {

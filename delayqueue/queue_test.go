@@ -3,7 +3,6 @@ package delayqueue_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -67,20 +66,6 @@ func TestQueue_AFullQueueTellsWhatIsFull(t *testing.T) {
 			"a partition has at most 4 messages and 67108864 bytes: try again later, make sure that workers run, or raise")
 		require.Equal(t, first, b.enqueue(delayqueue.Job{ID: "first", Key: "a"}), "what is in already is not refused")
 	}, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
-}
-
-func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
-	t.Parallel()
-	stored := func(env *redistest.Env, rdb redis.UniversalClient) int64 {
-		b := &bench{t: t, env: env}
-		b.queue = b.newQueue(rdb, delayqueue.WithPartitions(1))
-		b.parkJobs(4100, true, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i)} })
-		return b.stats().Queued
-	}
-	one := redistest.Real(t)
-	require.Equal(t, int64(4100), stored(one, one.Client(t)))
-	cluster := redistest.StartCluster(t, 3, 0)
-	require.Equal(t, int64(delayqueue.DefaultClusterDepth), stored(&redistest.Env{Real: true, Prefix: "p"}, cluster.Client(t)))
 }
 
 func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {

@@ -16,54 +16,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// The second call is parked between the first one's claim and its lease: the worker that
-// runs the first does not know of it, and must not end its reservation.
-func TestReservation_ACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		guard := b.other.Guard(delayqueue.Policy(b.queue))
-		call := core.Call{Key: "k", Encode: nothing}
-		var parked [2]string
-		park := func(i int) {
-			var deferred *core.DeferredError
-			require.ErrorAs(t, guard.Do(context.Background(), call, mustNotRun), &deferred)
-			parked[i] = deferred.Ticket.ID
-		}
-		lease := b.hold("k")
-		park(0)
-		require.NoError(t, lease.Release(t.Context()))
-
-		rdb := b.env.Client(t)
-		var first, ended atomic.Bool
-		var asked atomic.Int64
-		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-			if !redistest.IsScript(cmd) {
-				return
-			}
-			if first.CompareAndSwap(false, true) {
-				park(1)
-			}
-			if ended.Load() {
-				asked.Add(1)
-				if lease, err := b.other.TryAcquire(context.Background(), "k"); err == nil {
-					t.Error("a fresh call got the key before the parked one")
-					_ = lease.Release(context.Background())
-				}
-			}
-		}))
-		b.locker = b.lockerOn(rdb)
-		var r ran
-		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
-			ended.Store(m.ID == parked[0])
-			return r.handle(ctx, m)
-		})
-		redistest.Eventually(t, func() bool { return len(r.ids()) == 2 }, "both run")
-		b.reaches(parked[1], delayqueue.StateDone)
-		require.Positive(t, asked.Load())
-		require.Equal(t, parked[:], r.ids())
-		require.NoError(t, w.Stop(t.Context()))
-	})
-}
-
 // A reservation is for work that could run now: a key is kept for no message that has ended, that waits for its next attempt, or that may not run,
 // also if the release that ends the reservation did not reach Redis.
 func TestReservation_WhatCannotRunNowKeepsNoFreshCallOut(t *testing.T) {

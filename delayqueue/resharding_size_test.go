@@ -211,7 +211,7 @@ func (l parkedLoad) park(b *bench) (n int64) {
 		if size == 0 && i < 350 { // so many take about as much as may be in records of that size
 			size = delayqueue.MaxInline
 		}
-		job := delayqueue.Job{Key: fmt.Sprintf("key %08d", i), Payload: text[:cmp.Or(size, delayqueue.MaxInlineFull)]}
+		job := delayqueue.Job{Key: fmt.Sprintf("key %08d", i), MaxAge: time.Hour, Payload: text[:cmp.Or(size, delayqueue.MaxInlineFull)]}
 		if l.names > 0 {
 			job.Key = fmt.Sprintf("%x%08d", text[:(l.names-8)/2], i)
 			job.Name = job.Key[max(0, l.names-256):]
@@ -228,7 +228,9 @@ func (l parkedLoad) park(b *bench) (n int64) {
 func (b *bench) park(n, payload int) {
 	b.t.Helper()
 	text := make([]byte, payload)
-	b.parkJobs(n, false, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint("k", i%1000), Payload: text} })
+	b.enqueueAll(n, func(i int) delayqueue.Job {
+		return delayqueue.Job{Key: fmt.Sprint("k", i%1000), MaxAge: time.Hour, Payload: text}
+	})
 }
 
 // keysOn returns n keys whose locks are on a node.

@@ -34,25 +34,32 @@ func TestReshard_AQueueIsUnavailableWhileItsSlotMoves(t *testing.T) {
 
 	slot := c.Migrate(t, base, c.AnotherThan(t, base))
 	want := slot.Keys(t)
-	requireUnavailable := func(when string) {
-		t.Helper()
-		ctx := t.Context()
-		_, err := b.queue.Enqueue(ctx, delayqueue.Job{Key: "k0"})
-		require.ErrorIs(t, err, core.ErrUnavailable, "enqueue, %s", when)
-		require.ErrorContains(t, err, "slot")
-		require.ErrorIs(t, b.queue.ClaimAndDie(time.Minute), core.ErrUnavailable, "claim, %s", when)
-		require.ErrorIs(t, b.queue.Cancel(ctx, keyless), core.ErrUnavailable, "cancel, %s", when)
-		_, err = b.queue.Stats(ctx)
-		require.ErrorIs(t, err, core.ErrUnavailable, "stats, %s", when)
-		_, _, err = b.queue.List(ctx, delayqueue.StateQueued, "", 100)
-		require.ErrorIs(t, err, core.ErrUnavailable, "list, %s", when)
-		require.Equal(t, want, slot.Keys(t), "nothing was begun anew, %s", when)
-		require.Equal(t, delayqueue.StateQueued, b.status(ids[0]).State, "a record is read where it is, %s", when)
+	for moved, more := range []int{0, 1, int(want) / 2} {
+		if more > 0 {
+			slot.MoveSome(t, more)
+		}
+		var all sync.WaitGroup
+		for what, do := range map[string]func(ctx context.Context) error{
+			"enqueue": func(ctx context.Context) error { _, err := b.queue.Enqueue(ctx, delayqueue.Job{Key: "k0"}); return err },
+			"claim":   func(context.Context) error { return b.queue.ClaimAndDie(time.Minute) },
+			"cancel":  func(ctx context.Context) error { return b.queue.Cancel(ctx, keyless) },
+			"stats":   func(ctx context.Context) error { _, err := b.queue.Stats(ctx); return err },
+			"list": func(ctx context.Context) error {
+				_, _, err := b.queue.List(ctx, delayqueue.StateQueued, "", 100)
+				return err
+			},
+		} {
+			all.Go(func() {
+				err := do(t.Context())
+				assert.ErrorIs(t, err, core.ErrUnavailable, "%s, %d", what, moved)
+				assert.ErrorContains(t, err, "slot", "%s, %d", what, moved)
+			})
+		}
+		all.Wait()
+		require.Equal(t, want, slot.Keys(t), "nothing was begun anew")
+		require.Equal(t, delayqueue.StateQueued, b.status(ids[0]).State, "a record is read where it is")
 	}
-	requireUnavailable("nothing moved yet")
-	for moved := 1; slot.MoveSome(t, 1) > 0; moved++ {
-		requireUnavailable(fmt.Sprint(moved, " of ", want, " moved"))
-	}
+	slot.MoveKeys(t)
 	slot.Finish(t)
 
 	require.Equal(t, [3]int64{13, 0, 0}, b.inState())
@@ -68,6 +75,7 @@ func TestReshard_AQueueIsUnavailableWhileItsSlotMoves(t *testing.T) {
 // reshardingLoad is a queue that is filled and worked off while it is moved to another node and back.
 type reshardingLoad struct {
 	parked, workers int
+	pause           time.Duration // between two jobs of a producer
 	move            func(t *testing.T, c *redistest.Cluster, from, to *redistest.Server)
 }
 
@@ -91,7 +99,7 @@ func TestReshard_UnderLoad(t *testing.T) {
 	for name, workers := range map[string]int{"redis-cli": 1, "by hand, slowly": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			reshardingLoad{parked: 1000, workers: workers, move: reshardings[name]}.test(t)
+			reshardingLoad{parked: 300, workers: workers, pause: 10 * time.Millisecond, move: reshardings[name]}.test(t)
 		})
 	}
 }
@@ -120,7 +128,7 @@ func (l reshardingLoad) test(t *testing.T) {
 	defer cancel()
 	for p := range r.acked {
 		all.Go(func() {
-			for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			for ; ctx.Err() == nil; time.Sleep(l.pause) {
 				r.produce(p)
 			}
 		})
@@ -161,10 +169,10 @@ func (r *resharded) produce(p int) {
 	n := len(r.acked[p])
 	job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, n), Key: fmt.Sprint("k", p)}
 	job.Payload = payloadOf(job.ID)
-	switch n % 100 {
-	case 50:
+	switch n % 50 {
+	case 10:
 		job.Name = "poison"
-	case 51:
+	case 11:
 		job.MaxAge = time.Millisecond
 	}
 	began := time.Now()

@@ -149,45 +149,29 @@ func enqueueOn(t *testing.T, q *delayqueue.Queue, job delayqueue.Job) delayqueue
 }
 
 // enqueueAll enqueues from many callers at once.
-func (b *bench) enqueueAll(n int, job func(i int) delayqueue.Job) (ids []string) {
+func (b *bench) enqueueAll(n int, job func(i int) delayqueue.Job) []string {
 	b.t.Helper()
-	const callers = 32
-	ids = make([]string, n)
+	return b.parkJobs(n, false, job)
+}
+
+// parkJobs does so too; if full, for those that there is room for.
+func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) []string {
+	b.t.Helper()
+	const callers = 64
+	ids := make([]string, n)
 	var all sync.WaitGroup
 	for c := range callers {
 		all.Go(func() {
 			for i := c; i < n; i += callers {
-				ticket, err := b.queue.Enqueue(b.t.Context(), job(i))
-				assert.NoError(b.t, err)
-				ids[i] = ticket.ID
+				receipt, err := b.queue.Enqueue(b.t.Context(), job(i))
+				if ids[i] = receipt.ID; !full || !errors.Is(err, delayqueue.ErrQueueFull) {
+					assert.NoError(b.t, err)
+				}
 			}
 		})
 	}
 	all.Wait()
 	return ids
-}
-
-// parkJobs enqueues n jobs; those for which there is no room too, if that is wanted.
-func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) {
-	b.t.Helper()
-	const producers = 64
-	var all sync.WaitGroup
-	for p := range producers {
-		all.Go(func() {
-			for i := p; i < n; i += producers {
-				j := job(i)
-				j.MaxAge = time.Hour
-				_, err := b.queue.Enqueue(context.Background(), j)
-				if full && errors.Is(err, delayqueue.ErrQueueFull) {
-					continue
-				}
-				if !assert.NoError(b.t, err) {
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
 }
 
 func (b *bench) status(id string) delayqueue.Status {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
@@ -40,37 +41,27 @@ func TestStop_LetsHandlersFinish(t *testing.T) {
 		started, block := make(chan struct{}), make(chan struct{})
 		w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			close(started)
-			select {
-			case <-block:
-				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+			<-block
+			return context.Cause(ctx)
 		})
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		next(t, started)
 		var stops sync.WaitGroup
 		for range 2 {
-			stops.Go(func() {
-				if err := w.Stop(context.Background()); err != nil {
-					t.Error(err)
-				}
-			})
+			stops.Go(func() { assert.NoError(t, w.Stop(context.Background())) })
 		}
-		later := b.enqueue(delayqueue.Job{})
+		b.enqueue(delayqueue.Job{}) // run by the last claim, or left for the next worker
 		close(block)
 		stops.Wait()
 		require.Equal(t, delayqueue.StateDone, b.status(id).State)
-		b.status(later) // run by the last claim, or left for the next worker
-		stats := b.stats()
-		require.Zero(t, stats.Running)
+		require.Zero(t, b.stats().Running)
 	})
 }
 
+// What is done all the same keeps its key for nobody.
 func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		started, returned := make(chan struct{}, 2), make(chan error, 2)
-		ev := newEvents()
 		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
 			started <- struct{}{}
 			<-ctx.Done()
@@ -79,11 +70,12 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 				return nil
 			}
 			return ctx.Err()
-		}, delayqueue.WithObserver(ev))
+		})
 		interrupted := b.enqueue(delayqueue.Job{Key: "k"})
-		finishes := b.enqueue(delayqueue.Job{Name: "finishes"})
+		finishes, behind := b.enqueue(delayqueue.Job{Key: "l", Name: "finishes"}), b.enqueue(delayqueue.Job{Key: "l"})
 		next(t, started)
 		next(t, started)
+		require.NoError(t, b.queue.Cancel(t.Context(), behind))
 
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -95,6 +87,7 @@ func TestStop_GivesBackWhatItInterrupts(t *testing.T) {
 		require.Equal(t, delayqueue.StateQueued, s.State)
 		require.Equal(t, []int{0, 0, 1}, []int{s.Attempts, s.Conflicts, s.Losses}, "it may have done a part")
 		require.Equal(t, delayqueue.StateDone, b.status(finishes).State)
+		b.isNotReserved("l")
 
 		var r ran
 		b.start(r.handle)
@@ -134,25 +127,27 @@ func TestStop_WaitsForAHandlerThatRunsOn(t *testing.T) {
 func TestStop_FromAHandlerEndsWithItsContext(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		const handlers = 4
-		var workers sync.Map
-		stopped := make(chan error, handlers)
+		var own atomic.Pointer[delayqueue.Worker]
+		stopped, known := make(chan error, handlers), make(chan struct{})
 		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
-			own, _ := workers.Load("own")
-			stop := func(ctx context.Context) {
+			<-known
+			stop := func() {
 				ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 				defer cancel()
-				stopped <- own.(*delayqueue.Worker).Stop(ctx)
+				stopped <- own.Load().Stop(ctx)
 			}
-			if m.Key == "0" {
-				var elsewhere sync.WaitGroup
-				elsewhere.Go(func() { stop(ctx) })
-				elsewhere.Wait()
-			} else {
-				stop(context.Background())
+			if m.Key != "0" {
+				ctx = context.Background()
+				stop()
+				return nil
 			}
+			var elsewhere sync.WaitGroup
+			elsewhere.Go(stop)
+			elsewhere.Wait()
 			return nil
 		}, delayqueue.WithConcurrency(handlers))
-		workers.Store("own", w)
+		own.Store(w)
+		close(known)
 		var ids []string
 		for i := range handlers {
 			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}))
@@ -178,27 +173,6 @@ func TestStop_AnIdleWorkerIsQuiet(t *testing.T) {
 		before := scripts.Load()
 		time.Sleep(2 * time.Second)
 		require.LessOrEqual(t, scripts.Load()-before, int64(5))
-	})
-}
-
-func TestRegression_AStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		started := make(chan struct{})
-		first := b.enqueue(delayqueue.Job{Key: "k"})
-		second := b.enqueue(delayqueue.Job{Key: "k"})
-		w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
-			close(started)
-			<-ctx.Done()
-			return nil // it was done all the same
-		})
-		next(t, started)
-		require.NoError(t, b.queue.Cancel(t.Context(), second))
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_ = w.Stop(ctx)
-		require.Equal(t, delayqueue.StateDone, b.status(first).State)
-		require.Zero(t, b.inState())
-		b.isNotReserved("k")
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,7 +35,7 @@ func (f *fences) handle(ctx context.Context, m delayqueue.Message) error {
 func TestWorker_MessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		var ids []string
-		for i := range 50 {
+		for i := range 20 {
 			ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"}))
 		}
 		f := &fences{of: map[string]int64{}}
@@ -85,58 +84,21 @@ func TestWorker_ATurnEndsForOtherKeys(t *testing.T) {
 	})
 }
 
-func TestWorker_AFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		guard := b.other.Guard(delayqueue.Policy(b.queue))
-		call := core.Call{Key: "k", Principal: "alice", Encode: nothing}
-		lease := b.hold("k")
-		parked := []string{park(t, guard, call), park(t, guard, call), park(t, guard, call)}
-		require.NoError(t, lease.Release(t.Context()))
-
-		// No worker has come yet: the key is free, and kept.
-		_, err := b.other.TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, core.ErrConflict)
-		parked = append(parked, park(t, guard, call)) // who comes now stands behind them
-
-		r := &ran{}
-		b.start(r.handle)
-		b.reaches(parked[3], delayqueue.StateDone)
-		require.Equal(t, parked, r.ids())
-		require.Equal(t, "alice", r.all()[0].Principal)
-		require.NoError(t, b.hold("k").Release(t.Context()), "when all are done the key is free at once")
-	})
-}
-
+// The window is the queue's of who parks: a worker's without serves what others have parked too.
 func TestWorker_WithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		lease := b.hold("k")
-		id := b.parkCall("k")
-		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, b.hold("k").Release(t.Context()))
+		with := b.newQueue(b.rdb)
 		b.start((&ran{}).handle)
-		b.reaches(id, delayqueue.StateDone)
+		for _, q := range []*delayqueue.Queue{b.queue, with} {
+			lease := b.hold("k")
+			id := park(t, b.other.Guard(delayqueue.Policy(q)), core.Call{Key: "k", Encode: nothing})
+			require.NoError(t, lease.Release(t.Context()))
+			if q != with {
+				require.NoError(t, b.hold("k").Release(t.Context()))
+			}
+			b.reaches(id, delayqueue.StateDone)
+		}
 	}, delayqueue.WithReservationWindow(0))
-}
-
-func TestWorker_ACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		ctx := t.Context()
-		r := &ran{}
-		b.start(r.handle)
-		lease := b.hold("k")
-		id := b.parkCall("k")
-		redistest.Eventually(t, func() bool { return b.status(id).Conflicts > 0 }, "no worker met the held key")
-
-		// It may be claimed for a moment, to see whether its key is free by now.
-		redistest.Eventually(t, func() bool { return !errors.Is(b.queue.Cancel(ctx, id), delayqueue.ErrRunning) }, "it is never queued")
-		require.NoError(t, b.queue.Cancel(ctx, id), "twice is once")
-		require.Equal(t, delayqueue.StateCancelled, b.status(id).State)
-		require.NoError(t, lease.Release(ctx))
-		b.isNotReserved("k")
-		require.Empty(t, r.ids())
-		_, err := b.queue.Result(ctx, id)
-		require.ErrorIs(t, err, delayqueue.ErrNotFound)
-	})
 }
 
 func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
@@ -309,56 +271,5 @@ func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
 			require.Len(t, r.ids(), i+1)
 			require.Equal(t, id, r.ids()[i])
 		}
-	})
-}
-
-func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		lease := b.hold("other")
-		var runs atomic.Int64
-		guard := b.locker.Guard(core.RejectConflicts)
-		b.start(func(ctx context.Context, m delayqueue.Message) error {
-			runs.Add(1)
-			// Its own key it has already; the other one is held.
-			return guard.Do(ctx, core.Call{Key: m.Key}, func(ctx context.Context) error {
-				return guard.Do(ctx, core.Call{Key: "other"}, func(context.Context) error { return nil })
-			})
-		})
-		id := b.enqueue(delayqueue.Job{Key: "k"})
-		redistest.Eventually(t, func() bool { return runs.Load() >= 3 }, "the handler is not tried again")
-		require.NoError(t, lease.Release(t.Context()))
-		s := b.reaches(id, delayqueue.StateDone)
-		require.Equal(t, 1, s.Attempts)
-		require.GreaterOrEqual(t, s.Conflicts, 2)
-	}, delayqueue.WithMaxAttempts(1))
-}
-
-// For a Redis of locks that is away: TestTwoRedises_TheLocksIsAway.
-func TestConflict_AClosedLockerSpendsNoAttempt(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		require.NoError(t, b.locker.Close())
-		id := b.enqueue(delayqueue.Job{Key: "k"})
-		ev := newEvents()
-		var r ran
-		w := b.start(r.handle, delayqueue.WithObserver(ev))
-		e := next(t, ev.settled)
-		require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
-		require.ErrorIs(t, e.Err, core.ErrClosed)
-		require.NoError(t, w.Stop(t.Context()))
-		require.Empty(t, r.ids())
-		s := b.status(id)
-		require.Equal(t, delayqueue.StateQueued, s.State)
-		require.Equal(t, []int{0, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
-	}, delayqueue.WithMaxAttempts(1))
-}
-
-func TestRegression_AWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		lease := b.hold("k")
-		id := b.parkCall("k")
-		var r ran
-		b.startOn(b.newQueue(b.rdb, delayqueue.WithReservationWindow(0)), r.handle)
-		require.NoError(t, lease.Release(t.Context()))
-		b.reaches(id, delayqueue.StateDone)
 	})
 }

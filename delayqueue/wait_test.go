@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -48,55 +46,28 @@ func (b *bench) told(q *delayqueue.Queue, n int) {
 const soonTold = 5 * time.Second // the next look of one that is not told is later
 
 func TestWait_EveryEndIsTold(t *testing.T) {
-	for name, opts := range kinds {
-		t.Run(name, func(t *testing.T) { virtually(t, testEveryEndIsTold, opts...) })
-	}
-}
-
-func testEveryEndIsTold(t *testing.T, b *bench) {
-	t.Helper()
-	worker := func(_ context.Context, m delayqueue.Message) error {
-		switch m.Name {
-		case "dead":
-			return delayqueue.SkipRetry(errors.New("no"))
-		case "expired":
-			return errors.New("not yet")
-		}
-		return nil
-	}
-	retries := b.newQueue(b.rdb, append(b.opts, delayqueue.WithMaxAttempts(5))...)
-	for _, end := range []struct {
-		state delayqueue.State
-		job   delayqueue.Job
-		do    func(id string)
-	}{
-		{state: delayqueue.StateDone},
-		{state: delayqueue.StateDead},
-		{state: delayqueue.StateExpired, job: delayqueue.Job{MaxAge: 10 * time.Second}},
-		{state: delayqueue.StateCancelled, do: func(id string) { require.NoError(t, b.queue.Cancel(t.Context(), id)) }},
-	} {
-		end.job.Name = string(end.state)
-		for _, key := range []string{"", "k"} {
-			end.job.Key = key
-			id := b.enqueue(end.job)
-			ended := b.wait(b.queue, id)
-			b.told(b.queue, 1)
-			var w *delayqueue.Worker
-			if end.do == nil {
-				w = b.startOn(retries, worker, delayqueue.WithRetryBackoff(time.Minute, time.Minute))
-			} else {
-				end.do(id)
-			}
-			began := time.Now()
-			got := next(t, ended)
-			require.NoError(t, got.err)
-			require.Equal(t, end.state, got.status.State)
-			require.Less(t, got.at.Sub(began), soonTold)
-			if w != nil {
-				require.NoError(t, w.Stop(t.Context()))
+	virtually(t, func(t *testing.T, b *bench) {
+		fails := map[delayqueue.State]error{delayqueue.StateDead: delayqueue.SkipRetry(errors.New("no")), delayqueue.StateExpired: errors.New("not yet")}
+		for _, end := range []delayqueue.State{delayqueue.StateDone, delayqueue.StateDead, delayqueue.StateExpired, delayqueue.StateCancelled} {
+			for _, key := range []string{"", "k"} {
+				id := b.enqueue(delayqueue.Job{Key: key, MaxAge: 10 * time.Second})
+				ended := b.wait(b.queue, id)
+				b.told(b.queue, 1)
+				began := time.Now()
+				stop := func(context.Context) error { return nil }
+				if end == delayqueue.StateCancelled {
+					require.NoError(t, b.queue.Cancel(t.Context(), id))
+				} else {
+					stop = b.start(func(context.Context, delayqueue.Message) error { return fails[end] }, delayqueue.WithRetryBackoff(time.Minute, time.Minute)).Stop
+				}
+				got := next(t, ended)
+				require.NoError(t, got.err)
+				require.Equal(t, end, got.status.State)
+				require.Less(t, got.at.Sub(began), soonTold)
+				require.NoError(t, stop(t.Context()))
 			}
 		}
-	}
+	}, kinds["three sealed partitions"]...)
 }
 
 // Nobody works: no script tells that a message has become too old.
@@ -129,10 +100,10 @@ func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
 	})
 }
 
-// 200 waiters of a process share a subscription, cost little while they are idle, and learn of the end at once.
+// Waiters of a process share a subscription, cost little while they are idle, and learn of the end at once.
 func TestWait_ManyWaiters(t *testing.T) {
 	virtually(t, func(t *testing.T, b *bench) {
-		const waiters, messages, idle = 200, 20, 13 * time.Second
+		const waiters, messages, idle = 40, 8, 13 * time.Second
 		ids := make([]string, messages)
 		for i := range ids {
 			ids[i] = b.enqueue(delayqueue.Job{Key: fmt.Sprint(i), Delay: time.Minute})
@@ -165,15 +136,6 @@ func TestWait_ManyWaiters(t *testing.T) {
 		}
 		redistest.Eventually(t, func() bool { return subscriptions() == 0 }, "no subscription is left")
 	}, delayqueue.WithPartitions(4))
-}
-
-// commandsOf is how many commands a server has run.
-func commandsOf(t *testing.T, rdb *redis.Client) (n int) {
-	t.Helper()
-	_, rest, _ := strings.Cut(rdb.Info(t.Context(), "stats").Val(), "total_commands_processed:")
-	n, err := strconv.Atoi(strings.TrimSpace(rest[:strings.IndexByte(rest, '\n')]))
-	require.NoError(t, err)
-	return n
 }
 
 // lossy are the connections of a client in a bubble.
