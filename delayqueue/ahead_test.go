@@ -17,32 +17,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestClaimsAhead_NoMoreHandlersRunThanTheConcurrency(t *testing.T) {
-	const concurrency, messages = 4, 600
-	b := setup(t, redistest.Real(t), delayqueue.WithMaxDepthPerKey(messages))
-	b.enqueueAll(messages, func(i int) (j delayqueue.Job) {
-		if i%4 == 0 {
-			j.Key = fmt.Sprint("key ", i%20)
-		}
-		return j
-	})
-	var inside, most, claimed, done atomic.Int64
-	b.start(func(ctx context.Context, _ delayqueue.Message) error {
-		atMost(&most, inside.Add(1))
-		defer inside.Add(-1)
-		runtime.Gosched()
-		if n := done.Add(1); n%20 == 0 {
-			b.claimed(ctx, &claimed)
-		}
-		return nil
-	}, delayqueue.WithConcurrency(concurrency))
-	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
-	require.EqualValues(t, messages, done.Load())
-	require.LessOrEqual(t, most.Load(), int64(concurrency))
-	require.Greater(t, claimed.Load(), int64(concurrency), "nothing was claimed ahead")
-	require.LessOrEqual(t, claimed.Load(), int64(4*concurrency))
-}
-
 // Handlers were quick, and are not any more: what was claimed ahead is run by another Worker, as if it had not been claimed.
 func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
@@ -91,8 +65,8 @@ func atMost(most *atomic.Int64, n int64) {
 	}
 }
 
-// A message that has lost its worker may do so again: what waited beside it would spend an attempt each time. In its last attempt it has a Worker for
-// itself: if that dies too, it was not another's doing.
+// No more handlers run than the concurrency, and some messages are claimed ahead. But a message that has lost its worker may do so again: what
+// waited beside it would spend an attempt each time. In its last attempt it has a Worker for itself: if that dies too, it was not another's doing.
 func TestClaimsAhead_NothingWaitsBesideWhatMayNotLoseItsWorker(t *testing.T) {
 	t.Parallel()
 	const concurrency, messages = 4, 400
@@ -120,9 +94,12 @@ func TestClaimsAhead_NothingWaitsBesideWhatMayNotLoseItsWorker(t *testing.T) {
 				require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), ids[name], state).Err())
 			}
 			b.enqueueAll(messages/2, plain)
-			var most, ahead, n atomic.Int64
+			var most, ahead, inside, together, n atomic.Int64
 			var all ran
 			b.start(func(ctx context.Context, m delayqueue.Message) error {
+				atMost(&together, inside.Add(1))
+				defer inside.Add(-1)
+				runtime.Gosched()
 				if m.Name == "" && n.Add(1)%20 == 0 {
 					b.claimed(ctx, &ahead)
 				}
@@ -134,6 +111,8 @@ func TestClaimsAhead_NothingWaitsBesideWhatMayNotLoseItsWorker(t *testing.T) {
 			}, delayqueue.WithConcurrency(concurrency))
 			redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, int64(len(c.dead))} }, "messages are left")
 			require.Len(t, all.all(), messages+len(c.states)-len(c.dead))
+			require.LessOrEqual(t, together.Load(), int64(concurrency))
+			require.LessOrEqual(t, ahead.Load(), int64(4*concurrency))
 			require.LessOrEqual(t, most.Load(), c.most)
 			require.Equal(t, len(c.states) > 0, most.Load() > 0)
 			require.Equal(t, c.ahead, ahead.Load() > concurrency, "%d were claimed ahead", ahead.Load())

@@ -296,26 +296,18 @@ func TestSettle_LogsNoErrorOfAnEncryptedQueue(t *testing.T) {
 		"no retry": {func(context.Context, Message) error { return SkipRetry(&cardError{secret}) }, "*delayqueue.cardError"},
 		"panics":   {func(context.Context, Message) error { panic(secret) }, "*delayqueue.panicError"},
 	} {
-		for _, encrypted := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, encrypted=%v", name, encrypted), func(t *testing.T) {
-				env := redistest.Embedded(t)
-				opts := []Option{WithPrefix(env.Prefix)}
-				if encrypted {
-					opts = append(opts, WithEncryption(Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}}))
-				}
-				q, err := New(env.Client(t), "q", opts...)
-				require.NoError(t, err)
-				var logged bytes.Buffer
-				w, _ := internalWorker(t, q, c.handler, WithLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))))
-				enqueueTest(t, q, "id", "")
-				w.process(w.takes(t, "token"))
-				if encrypted {
-					require.Contains(t, logged.String(), c.shown)
-					assertHidden(t, logged.String(), []byte(secret))
-				} else {
-					require.Contains(t, logged.String(), secret)
-				}
-			})
+		for _, opts := range [][]Option{nil, {WithEncryption(keyringOf(randomKey()))}} {
+			q := testQueue(t, redistest.Embedded(t), opts...)
+			var logged bytes.Buffer
+			w, _ := internalWorker(t, q, c.handler, WithLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))))
+			enqueueTest(t, q, "id", "")
+			w.process(w.takes(t, "token"))
+			if len(opts) > 0 {
+				require.Contains(t, logged.String(), c.shown, name)
+				assertHidden(t, logged.String(), []byte(secret))
+			} else {
+				require.Contains(t, logged.String(), secret, name)
+			}
 		}
 	}
 }

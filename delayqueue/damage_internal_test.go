@@ -2,7 +2,6 @@ package delayqueue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -12,9 +11,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
@@ -54,17 +53,8 @@ func TestDamage_StandsStillForNobody(t *testing.T) {
 func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.Hook) error {
 	t.Helper()
 	const keys, each, workers, lease = 6, 5, 4, 2 * time.Second
-	rdb := env.Client(t)
-	for _, hook := range hooks {
-		rdb.AddHook(hook)
-	}
-	queue := func() *Queue {
-		q, err := New(rdb, "q", WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		return q
-	}
-	q, d := queue(), damages[damage]
-	base := q.manifests.partitions[0].Keys
+	q, d := hookedQueue(t, env, "q", hooks), damages[damage]
+	rdb, base := q.rdb, q.manifests.partitions[0].Keys
 	want, dead := map[string][]string{}, []string{}
 	for k := range keys {
 		key := fmt.Sprint("k", k)
@@ -76,10 +66,10 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 			}
 		}
 		if d.runs != "" {
-			require.NoError(t, rdb.HSet(t.Context(), q.manifests.partitions[0].Keys[store.KeyAttempts], key+d.runs, d.flag+"------1 0 0 0 nobody ").Err())
+			require.NoError(t, rdb.HSet(t.Context(), base[store.KeyAttempts], key+d.runs, d.flag+"------1 0 0 0 nobody ").Err())
 		}
 		for i, number := range d.strangers {
-			require.NoError(t, rdb.ZAdd(t.Context(), q.manifests.partitions[0].Keys[store.KeyFIFOs], scored(0, fmt.Sprint(key, "\n", number, key, "-stranger", i))).Err())
+			require.NoError(t, rdb.ZAdd(t.Context(), base[store.KeyFIFOs], scored(0, fmt.Sprint(key, "\n", number, key, "-stranger", i))).Err())
 		}
 		for _, id := range d.dead {
 			dead = append(dead, key+id)
@@ -92,17 +82,9 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 	if !d.claims {
 		opened()
 	}
-	var stops []func() error
-	defer func() {
-		opened()
-		for _, stop := range stops {
-			require.NoError(t, stop())
-		}
-	}()
 	for range workers {
-		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		w, err := NewWorker(queue(), locker, func(_ context.Context, m Message) error {
+		its := hookedQueue(t, env, "q", hooks)
+		w, err := NewWorker(its, lockerTest(t, its), func(_ context.Context, m Message) error {
 			inside <- m.ID
 			<-gate
 			mu.Lock()
@@ -112,7 +94,10 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 		}, WithLogger(slog.New(slog.DiscardHandler)), WithClaimLease(lease))
 		require.NoError(t, err)
 		require.NoError(t, w.Start())
-		stops = append(stops, func() error { return errors.Join(w.Stop(context.Background()), locker.Close()) })
+		t.Cleanup(func() {
+			opened()
+			assert.NoError(t, w.Stop(context.Background()))
+		})
 	}
 	if d.claims {
 		for range 2 * keys {

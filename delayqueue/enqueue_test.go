@@ -299,13 +299,13 @@ func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
 	}, delayqueue.WithPartitions(3))
 }
 
-// Cancelled messages need no worker either.
+// Cancelled messages need no worker either, nor do dead letters.
 func TestWarning_NobodyHasClaimedIsOverWhenNothingIsQueued(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		seen := &watch{}
 		b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(seen))
 		b.queue.LookForWorkersAfter(100 * time.Millisecond)
-		b.hold("k")
+		held := b.hold("k")
 		id := b.parkCall("k")
 		b.lastClaimIsLongAgo()
 		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 0 }, "nobody works")
@@ -313,24 +313,15 @@ func TestWarning_NobodyHasClaimedIsOverWhenNothingIsQueued(t *testing.T) {
 		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 1 }, "nothing is queued")
 		require.True(t, seen.warnings()[1].Resolved)
 		redistest.Eventually(t, func() bool { return !b.queue.LooksForWorkers() }, "nobody looks any more")
-	})
-}
 
-// Nothing is parked any more but a dead letter, and the worker has ended.
-func TestWarning_DeadLettersNeedNoWorker(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		seen := &watch{}
-		b.queue = b.newQueue(b.rdb, delayqueue.WithQueueObserver(seen))
-		b.queue.LookForWorkersAfter(100 * time.Millisecond)
-		held := b.hold("k")
-		id := b.parkCall("k")
-		require.NoError(t, held.Release(t.Context()))
 		w := b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("it fails")) })
+		id = b.parkCall("k")
+		require.NoError(t, held.Release(t.Context()))
 		b.reaches(id, delayqueue.StateDead)
 		require.NoError(t, w.Stop(t.Context()))
 		b.lastClaimIsLongAgo()
 		redistest.Eventually(t, func() bool { return !b.queue.LooksForWorkers() }, "nobody looks any more")
-		require.Empty(t, seen.warnings())
+		require.Len(t, seen.warnings(), 2)
 	})
 }
 

@@ -262,17 +262,11 @@ func TestLine_RefusesWhatCannotWork(t *testing.T) {
 func TestCount_IsWhatTheActionWouldChange(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
-		for i := range 40 {
-			b.enqueue(delayqueue.Job{ID: fmt.Sprint("dead", i), Key: fmt.Sprint(i % 5), Name: fmt.Sprint("n", i%2)})
-		}
-		var ids []string
-		for i := range 40 {
-			ids = append(ids, fmt.Sprint("dead", i))
-		}
+		ids := b.enqueueAll(40, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i % 5), Name: fmt.Sprint("n", i%2)} })
 		b.work(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(fmt.Errorf("no")) }, delayqueue.StateDead, ids...)
-		for i := range 60 {
-			b.enqueue(delayqueue.Job{Key: fmt.Sprint(i % 5), Name: fmt.Sprint("n", i%2), Principal: []string{"p", "q", "q"}[i%3]})
-		}
+		b.enqueueAll(60, func(i int) delayqueue.Job {
+			return delayqueue.Job{Key: fmt.Sprint(i % 5), Name: fmt.Sprint("n", i%2), Principal: []string{"p", "q", "q"}[i%3]}
+		})
 		count := func(state delayqueue.State, f delayqueue.Filter) int64 {
 			t.Helper()
 			n, exact, err := b.queue.Count(ctx, state, f)

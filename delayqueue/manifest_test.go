@@ -21,10 +21,7 @@ import (
 )
 
 func (b *bench) manifest() map[string]string {
-	b.t.Helper()
-	fields, err := b.rdb.HGetAll(b.t.Context(), b.key("manifest")).Result()
-	require.NoError(b.t, err)
-	return fields
+	return of(b.rdb.HGetAll(b.t.Context(), b.key("manifest")).Result())(b.t)
 }
 
 // A queue keeps the number of partitions that it was made with, and its service's name. Who says none uses those.
@@ -166,23 +163,6 @@ func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
 	})
 }
 
-func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear")})
-		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption)
-		require.ErrorContains(t, err, "AcceptUnsealed", "what to do")
-		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
-
-		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(accepting))
-		sealed := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("sealed")})
-		var r ran
-		b.start(r.handle)
-		b.reaches(sealed, delayqueue.StateDone)
-		require.Equal(t, []string{"clear", "sealed"}, []string{string(r.all()[0].Payload), string(r.all()[1].Payload)})
-	})
-}
-
 // What nobody opens becomes a dead letter, with its payload, before it is too old.
 func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
@@ -199,6 +179,10 @@ func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
 // Replicas of each deployment store and run work beside those of the one before, and no call is refused.
 func TestManifest_EncryptionIsSwitchedOnByDeployments(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
+		b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
+		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption, "at once it is refused")
+		require.ErrorContains(t, err, "AcceptUnsealed", "what to do")
 		begun := keyring
 		begun.Current, begun.AcceptUnsealed = "", true
 		old, known := b.queue, b.newQueue(b.rdb, delayqueue.WithEncryption(begun))

@@ -21,7 +21,7 @@ import (
 // What is counted is what Redis uses, whatever is long: keys, ids, principals, causes. It is long: one story for each row.
 func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 	t.Parallel()
-	const messages = 1030 // just above a power of two: tables are at their emptiest
+	const messages = 260 // just above a power of two: tables are at their emptiest
 	server := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
 	used := func() (total int64) { // by all keys, and not by what Redis has besides
@@ -63,10 +63,7 @@ func TestMemory_BytesCountedAreBytesUsed(t *testing.T) {
 		enqueueJob(t, q, Job{})
 		_, err = settleOnce(claimTest(t, q, "first.1", 1)[0], outcome{end: store.Finished}) // the scripts take memory too
 		require.NoError(t, err)
-		counted := func() int64 {
-			s := statsTest(t, q)
-			return s.Bytes
-		}
+		counted := func() int64 { return statsTest(t, q).Bytes }
 		before, at := used(), counted()
 		check := func(what string) {
 			took, count := used()-before, counted()-at
@@ -195,9 +192,7 @@ func TestLifetime_ThatWasLostIsNotShortened(t *testing.T) {
 
 // What takes less than half of all bytes is remembered for the whole retention, whenever how much of it ended.
 func TestBuckets_WhatEndedIsRememberedWhileThereIsRoom(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		require.NoError(t, remembers(t, env))
-	})
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, remembers(t, env)) })
 }
 
 // remembers ends messages at random times, and returns what was forgotten too early.

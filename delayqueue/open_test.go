@@ -29,19 +29,15 @@ func TestQueues_TellsOfEachManifest(t *testing.T) {
 			"ship": {delayqueue.WithPartitions(3), delayqueue.WithService("shop")}, "mail": {delayqueue.WithEncryption(keyring)}, "A.b-c_1": nil,
 		} {
 			for range 5 { // many at once
+				q := testbed.NewQueue(t, env.Client(t), name, append(opts, delayqueue.WithPrefix(env.Prefix))...)
 				users.Go(func() {
-					q, err := delayqueue.New(env.Client(t), name, append(opts, delayqueue.WithPrefix(env.Prefix))...)
-					if assert.NoError(t, err) {
-						_, err = q.Enqueue(ctx, delayqueue.Job{Key: "k"})
-						assert.NoError(t, err)
-					}
+					_, err := q.Enqueue(ctx, delayqueue.Job{Key: "k"})
+					assert.NoError(t, err)
 				})
 			}
 		}
 		users.Wait()
-		other := testbed.NewQueue(t, rdb, "other", delayqueue.WithPrefix(env.Prefix+"2"))
-		_, err = other.Stats(ctx)
-		require.NoError(t, err)
+		of(testbed.NewQueue(t, rdb, "other", delayqueue.WithPrefix(env.Prefix+"2")).Stats(ctx))(t)
 
 		names := env.Prefix + ":queue:names"
 		require.NoError(t, rdb.ZAdd(ctx, names, redis.Z{Member: "not a queue"}, redis.Z{Member: "gone"}, redis.Z{Member: "newer"}, redis.Z{Member: "junk"}).Err())
@@ -161,21 +157,12 @@ func TestOpen_WritesNoManifest(t *testing.T) {
 
 // The operator does not know the queue's bounds and times, so that nothing of it is refused or forgotten that they allow.
 func TestOpen_LooksAfterAQueue(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
-		const long = 30 * 24 * time.Hour
-		b := setup(t, env, delayqueue.WithEncryption(keyring), delayqueue.WithPartitions(3), delayqueue.WithDeadRetention(long))
-		q := b.newQueue(env.Client(t), delayqueue.WithEncryption(keyring), delayqueue.WithPartitions(3), delayqueue.WithMaxAttempts(1))
-		w := b.startOn(q, func(context.Context, delayqueue.Message) error { return fmt.Errorf("no") })
-		var ids []string
-		for i := range 5 {
-			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i%2), Payload: []byte("secret")}))
-		}
-		for _, id := range ids {
-			b.reaches(id, delayqueue.StateDead)
-		}
-		require.NoError(t, w.Stop(ctx))
-		for _, key := range b.rdb.Keys(ctx, env.Prefix+":queue:{q/*:x").Val() { // died long ago
+		ids := b.bury(jobs(5, func(i int) delayqueue.Job {
+			return delayqueue.Job{Key: fmt.Sprint("k", i%2), Payload: []byte("secret")}
+		})...)
+		for _, key := range b.rdb.Keys(ctx, b.env.Prefix+":queue:{q/*:x").Val() { // died long ago
 			for _, z := range b.rdb.ZRangeWithScores(ctx, key, 0, -1).Val() {
 				z.Score -= float64((20 * 24 * time.Hour).Milliseconds())
 				require.NoError(t, b.rdb.ZAdd(ctx, key, z).Err())
@@ -183,35 +170,29 @@ func TestOpen_LooksAfterAQueue(t *testing.T) {
 		}
 
 		o := b.open()
-		s, err := o.Stats(ctx)
-		require.NoError(t, err)
-		require.EqualValues(t, 5, s.Dead)
-		require.Equal(t, 3, s.Partitions)
+		s := of(o.Stats(ctx))(t)
+		require.Equal(t, [2]int64{5, 3}, [2]int64{s.Dead, int64(s.Partitions)})
 		entries, _, err := o.List(ctx, delayqueue.StateDead, "", 10)
 		require.NoError(t, err)
 		require.Len(t, entries, 5)
-		require.NotContains(t, entries[0].Cause, "no", "it is sealed")
+		require.NotContains(t, entries[0].Cause, "no luck", "it is sealed")
 		_, err = o.Payload(ctx, ids[0])
 		require.ErrorIs(t, err, delayqueue.ErrSealed)
 		require.NoError(t, o.Purge(ctx, ids[4]))
-		n, err := o.RedriveAll(ctx, delayqueue.Filter{Key: "k0"}, delayqueue.RedriveOptions{})
-		require.NoError(t, err)
-		require.Equal(t, 2, n)
+		require.Equal(t, 2, of(o.RedriveAll(ctx, delayqueue.Filter{Key: "k0"}, delayqueue.RedriveOptions{}))(t))
 		require.NoError(t, o.Cancel(ctx, ids[0]))
 		line, _, err := o.Line(ctx, "k0", "", 10)
 		require.NoError(t, err)
 		require.Len(t, line, 1)
 		require.Equal(t, delayqueue.StateCancelled, b.status(ids[0]).State)
 		require.Equal(t, delayqueue.StateQueued, b.status(ids[2]).State)
-	})
+	}, delayqueue.WithEncryption(keyring), delayqueue.WithPartitions(3), delayqueue.WithDeadRetention(30*24*time.Hour))
 }
 
 // What has ended is forgotten early by the bounds of the queue's own processes, and not by an operator's.
 func TestOpen_ForgetsNothingEarly(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	each(t, func(t *testing.T, b *bench) {
 		ctx := t.Context()
-		const large = 1 << 30
-		b := setup(t, env, delayqueue.WithMaxBytes(large))
 		b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			return delayqueue.SetResult(ctx, make([]byte, 10))
 		})
@@ -221,11 +202,9 @@ func TestOpen_ForgetsNothingEarly(t *testing.T) {
 		// As if more than the default of WithMaxBytes had ended, and all of it some time ago.
 		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "made", fmt.Sprint("2 ", past, " 0 0 ", past+1_000_000, " ", 60<<20, " 0 0 0 0 0 ", past, " 0 0"),
 			"ended", fmt.Sprint(60<<20)).Err())
-		queued := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
-		o := b.open()
-		require.NoError(t, o.Cancel(ctx, queued))
+		require.NoError(t, b.open().Cancel(ctx, b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})))
 		require.Equal(t, delayqueue.StateDone, b.status(first).State)
-	})
+	}, delayqueue.WithMaxBytes(1<<30))
 }
 
 // What is dead is in the queue's memory already: no bound that the operator does not know keeps it from being redriven.

@@ -76,12 +76,7 @@ func (b *bench) bury(jobs ...delayqueue.Job) (ids []string) {
 	return ids
 }
 
-func (b *bench) stats() delayqueue.Stats {
-	b.t.Helper()
-	s, err := b.queue.Stats(b.t.Context())
-	require.NoError(b.t, err)
-	return s
-}
+func (b *bench) stats() delayqueue.Stats { return of(b.queue.Stats(b.t.Context()))(b.t) }
 
 func ids(entries []delayqueue.Entry) []string {
 	ids := []string{}

@@ -98,6 +98,22 @@ type apart struct {
 	lockServer    *redis.Client
 }
 
+// eachAway has one of the two, which is behind this proxy, be away, in either way, and come back.
+func eachAway(t *testing.T, proxy func(*apart) *redistest.Proxy, test func(t *testing.T, a *apart, goes, returns func())) {
+	t.Helper()
+	t.Parallel()
+	for name, away := range map[string]func(p *redistest.Proxy){
+		"refuses": func(p *redistest.Proxy) { p.Refuse(true); p.Cut() },
+		"hangs":   func(p *redistest.Proxy) { p.Blackhole(redistest.Requests | redistest.Replies) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := setupApart(t)
+			test(t, a, func() { away(proxy(a)) }, func() { proxy(a).Refuse(false); proxy(a).Blackhole(0) })
+		})
+	}
+}
+
 func setupApart(t *testing.T) *apart {
 	locks, queues := redistest.Start(t), redistest.Start(t, "--appendonly", "yes")
 	a := &apart{locks: redistest.NewProxy(t, locks.Addr), queues: redistest.NewProxy(t, queues.Addr)}
@@ -155,94 +171,66 @@ func TestTwoRedises_ParkedAndWokenAndDrained(t *testing.T) {
 	for _, name := range redistest.Keys(t, a.rdb, "") {
 		require.True(t, strings.HasPrefix(name, "t:queue:"), name)
 	}
-
-	held = a.hold("k") // cancelled: a worker ends the reservation
-	id := a.park("k")
-	redistest.Eventually(t, func() bool { return a.queue.Cancel(t.Context(), id) == nil }, "it is not claimed at the moment")
-	redistest.Eventually(t, func() bool { return a.reserved("k") == 0 }, "nobody is left")
-	require.NoError(t, held.Release(t.Context()))
 }
 
 // The queue's Redis is away: what would be parked is refused as unavailable, and locks work.
 func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
-	t.Parallel()
-	for name, away := range map[string]func(*apart){
-		"refuses": func(a *apart) { a.queues.Refuse(true); a.queues.Cut() },
-		"hangs":   func(a *apart) { a.queues.Blackhole(redistest.Requests | redistest.Replies) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a := setupApart(t)
-			held := a.hold("k")
-			id := a.park("k")
-			var r ran
-			a.start(r.handle, delayqueue.WithClaimLease(2*time.Second))
-			redistest.Eventually(t, func() bool { return a.status(id).Conflicts > 0 }, "a worker works")
-			before := a.status(id)
-			away(a)
-			err := a.call("k")
-			require.ErrorIs(t, err, core.ErrUnavailable)
-			require.NotErrorIs(t, err, core.ErrConflict)
-			require.NotErrorIs(t, err, core.ErrDeferred)
-			for range 20 { // while the queue's Redis is away
-				require.NoError(t, a.locker.Do(t.Context(), "free", func(context.Context) error { return nil }))
-			}
-			_, err = a.locker.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, core.ErrConflict)
-			require.NoError(t, held.Release(t.Context()))
-			a.queues.Refuse(false)
-			a.queues.Blackhole(0)
-			s, err := a.queue.Wait(t.Context(), id)
-			require.NoError(t, err)
-			require.Equal(t, delayqueue.StateDone, s.State)
-			require.LessOrEqual(t, s.Attempts-s.Losses, 1, "a claim whose reply was lost counts as a loss")
-			require.GreaterOrEqual(t, s.Conflicts, before.Conflicts)
-		})
-	}
+	eachAway(t, func(a *apart) *redistest.Proxy { return a.queues }, func(t *testing.T, a *apart, goes, returns func()) {
+		held := a.hold("k")
+		id := a.park("k")
+		a.start((&ran{}).handle, delayqueue.WithClaimLease(2*time.Second))
+		redistest.Eventually(t, func() bool { return a.status(id).Conflicts > 0 }, "a worker works")
+		before := a.status(id)
+		goes()
+		err := a.call("k")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.NotErrorIs(t, err, core.ErrConflict)
+		require.NotErrorIs(t, err, core.ErrDeferred)
+		for range 20 { // while the queue's Redis is away
+			require.NoError(t, a.locker.Do(t.Context(), "free", func(context.Context) error { return nil }))
+		}
+		_, err = a.locker.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, held.Release(t.Context()))
+		returns()
+		s := a.waitFor(id)
+		require.Equal(t, delayqueue.StateDone, s.State)
+		require.LessOrEqual(t, s.Attempts-s.Losses, 1, "a claim whose reply was lost counts as a loss")
+		require.GreaterOrEqual(t, s.Conflicts, before.Conflicts)
+	})
 }
 
 // The locks' Redis is away: what is parked waits, is not lost, and no attempt is spent.
 func TestTwoRedises_TheLocksIsAway(t *testing.T) {
-	t.Parallel()
-	for name, away := range map[string]func(*apart){
-		"refuses": func(a *apart) { a.locks.Refuse(true); a.locks.Cut() },
-		"hangs":   func(a *apart) { a.locks.Blackhole(redistest.Requests | redistest.Replies) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a := setupApart(t)
-			var ids []string
-			for _, key := range []string{"a", "a", "b", "c"} {
-				ids = append(ids, a.enqueue(delayqueue.Job{Key: key, Delay: 200 * time.Millisecond}))
-			}
-			keyless := a.enqueue(delayqueue.Job{Delay: 200 * time.Millisecond})
-			away(a)
-			var r ran
-			seen := newEvents()
-			a.start(r.handle, delayqueue.WithObserver(seen))
-			require.Equal(t, delayqueue.StateDone, a.reaches(keyless, delayqueue.StateDone).State)
-			for range 6 { // some rounds
-				e := next(t, seen.settled)
-				if e.Message.ID == keyless {
-					continue
-				}
+	eachAway(t, func(a *apart) *redistest.Proxy { return a.locks }, func(t *testing.T, a *apart, goes, returns func()) {
+		var ids []string
+		for _, key := range []string{"a", "a", "b", "c", ""} {
+			ids = append(ids, a.enqueue(delayqueue.Job{Key: key, Delay: 200 * time.Millisecond}))
+		}
+		ids, keyless := ids[:4], ids[4]
+		goes()
+		var r ran
+		seen := newEvents()
+		a.start(r.handle, delayqueue.WithObserver(seen))
+		a.reaches(keyless, delayqueue.StateDone)
+		for range 6 { // some rounds
+			if e := next(t, seen.settled); e.Message.ID != keyless {
 				require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
 				require.ErrorIs(t, e.Err, core.ErrUnavailable)
 			}
-			for _, id := range ids {
-				s := a.status(id)
-				require.False(t, s.State.Ended())
-				require.Equal(t, [2]int{0, 0}, [2]int{s.Conflicts, s.Losses})
-			}
-			require.Equal(t, []string{keyless}, r.ids())
-			a.locks.Refuse(false)
-			a.locks.Blackhole(0)
-			for _, id := range ids {
-				s := a.reaches(id, delayqueue.StateDone)
-				require.Equal(t, [3]int{1, 0, 0}, [3]int{s.Attempts, s.Conflicts, s.Losses})
-			}
-			require.Len(t, r.ids(), len(ids)+1)
-			require.NotErrorIs(t, a.call("free"), core.ErrUnavailable)
-		})
-	}
+		}
+		for _, id := range ids {
+			s := a.status(id)
+			require.False(t, s.State.Ended())
+			require.Equal(t, [2]int{0, 0}, [2]int{s.Conflicts, s.Losses})
+		}
+		require.Equal(t, []string{keyless}, r.ids())
+		returns()
+		for _, id := range ids {
+			s := a.reaches(id, delayqueue.StateDone)
+			require.Equal(t, [3]int{1, 0, 0}, [3]int{s.Attempts, s.Conflicts, s.Losses})
+		}
+		require.Len(t, r.ids(), len(ids)+1)
+		require.NotErrorIs(t, a.call("free"), core.ErrUnavailable)
+	})
 }

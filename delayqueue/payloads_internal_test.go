@@ -21,19 +21,16 @@ type longTest struct {
 	p *store.Partition
 }
 
-func newLongTest(t *testing.T, env *redistest.Env, opts ...Option) *longTest {
+func newLongTest(t *testing.T, env *redistest.Env, hooks []redis.Hook, opts ...Option) *longTest {
 	t.Helper()
-	q, err := New(env.Client(t), "q", append(opts, WithPrefix(env.Prefix))...)
-	require.NoError(t, err)
+	q := hookedQueue(t, env, "q", hooks, opts...)
 	return &longTest{q, t, q.manifests.partitions[0]}
 }
 
 func (q *longTest) add(job Job) {
 	q.t.Helper()
 	job.Payload = make([]byte, store.MaxInline+1)
-	r, err := q.Enqueue(q.t.Context(), job)
-	require.NoError(q.t, err)
-	require.True(q.t, r.Stored)
+	require.True(q.t, enqueueJob(q.t, q.Queue, job).Stored)
 }
 
 // left is for how long the payload of a message lives: less than zero without one.
@@ -48,10 +45,7 @@ func (q *longTest) left(id string) time.Duration {
 func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	t.Helper()
 	const day = 24 * time.Hour
-	q := newLongTest(t, env, WithDeadRetention(9*day))
-	for _, hook := range hooks {
-		q.rdb.(*redis.Client).AddHook(hook)
-	}
+	q := newLongTest(t, env, hooks, WithDeadRetention(9*day))
 	q.add(Job{ID: "id", MaxAge: day})
 	if left := q.left("id"); left < day+59*time.Minute || left > 2*day {
 		return violated("%s are left of what may wait for a day", left)
@@ -111,7 +105,7 @@ func TestPayload_MutantsAreCaught(t *testing.T) {
 // Payloads that cannot be read after their claim cost it no attempt: the same messages come again.
 func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := newLongTest(t, env)
+		q := newLongTest(t, env, nil)
 		var fails atomic.Int64
 		q.rdb.(*redis.Client).AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
 			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == any(store.Scripts["payloads"].Hash()) && fails.Add(-1) >= 0 {
@@ -140,7 +134,7 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 	const size, messages = 2700, 2000
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := newLongTest(t, env)
+		q := newLongTest(t, env, nil)
 		payload := func(i int) []byte { return []byte(strings.Repeat(fmt.Sprint(i%10), size)) }
 		for at := 0; at < messages; at += store.BatchItems {
 			batch := make([]Job, store.BatchItems)
@@ -156,7 +150,9 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 		}
 		require.Greater(t, records, 1<<20)
 		require.Less(t, records, 2<<20+200<<10)
-		require.Equal(t, store.MaxInlineFull, testQueueOf(t, q.Queue).manifests.partitions[0].Inline())
+		other := testQueue(t, env) // another process's, which has stored something
+		enqueueTest(t, other, "other", "")
+		require.Equal(t, store.MaxInlineFull, other.manifests.partitions[0].Inline())
 		for _, i := range []int{0, messages - 1} {
 			stored, err := q.Payload(t.Context(), fmt.Sprint(i))
 			require.NoError(t, err)
@@ -164,13 +160,4 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 			require.Equal(t, i > 0, q.left(fmt.Sprint(i)) > 0, i)
 		}
 	})
-}
-
-// testQueueOf is the queue in another process, which has stored something.
-func testQueueOf(t *testing.T, q *Queue) *Queue {
-	t.Helper()
-	other, err := New(q.rdb, q.name, WithPrefix(q.prefix))
-	require.NoError(t, err)
-	enqueueTest(t, other, "other", "")
-	return other
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
-	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
@@ -40,13 +39,6 @@ func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
 		_, err = conflict(work)
 		require.ErrorIs(t, err, delayqueue.ErrQueueFull)
 	}, delayqueue.WithMaxDepth(1))
-}
-
-func TestPolicy_APolicyWithoutAQueueIsAnError(t *testing.T) {
-	policy := delayqueue.Policy(nil)
-	_, err := policy.OnConflict(t.Context(), core.Conflict{})
-	require.ErrorIs(t, err, core.ErrInvalidOption)
-	require.ErrorIs(t, testbed.NewLocker(t, redistest.Embedded(t).Client(t)).Guard(policy).Err(), core.ErrInvalidOption)
 }
 
 func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {
@@ -174,11 +166,13 @@ func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, delayqueue.ErrInvalidJob, "%+v", job)
 	}
 	for _, p := range []core.ConflictPolicy{
-		delayqueue.Coalesce(nil), delayqueue.Debounce(nil, time.Second, time.Minute), delayqueue.Debounce(b.queue, 0, time.Minute),
+		delayqueue.Policy(nil), delayqueue.Coalesce(nil), delayqueue.Debounce(nil, time.Second, time.Minute), delayqueue.Debounce(b.queue, 0, time.Minute),
 		delayqueue.Debounce(b.queue, time.Minute, time.Second), delayqueue.Debounce(b.queue, time.Minute, time.Hour),
 	} {
 		require.ErrorIs(t, b.other.Guard(p).Err(), core.ErrInvalidOption)
 	}
+	_, err := delayqueue.Policy(nil).OnConflict(t.Context(), core.Conflict{})
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
 func TestDebounce_HoldsUpNobodyParked(t *testing.T) {

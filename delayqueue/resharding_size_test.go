@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -40,14 +39,10 @@ func (l parkedLoad) test(t *testing.T) {
 	m := l.onCluster(t)
 	n := l.park(m.bench)
 	held := m.hold()
-	var (
-		pairs   pairs
-		callers sync.WaitGroup
-		nodes   []*redis.Client
-	)
+	var pairs pairs
+	var callers sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
 	for _, node := range m.nodes {
-		nodes = append(nodes, redistest.Client(t, &redis.Options{Addr: node.Addr}))
 		callers.Go(func() {
 			pairs.make(ctx, m.locker, keysOn(t, m.cluster, node, "pair", 10), 2*time.Millisecond)
 		})
@@ -56,9 +51,6 @@ func (l parkedLoad) test(t *testing.T) {
 	defer cancel()
 	phase := func(what string, do func()) {
 		pairs.take()
-		for _, node := range nodes {
-			require.NoError(t, node.SlowLogReset(t.Context()).Err())
-		}
 		began := time.Now()
 		do()
 		time.Sleep(100 * time.Millisecond) // those that waited for it
@@ -67,18 +59,13 @@ func (l parkedLoad) test(t *testing.T) {
 		if l.p99 > 0 {
 			assert.LessOrEqual(t, p99, l.p99, what)
 		}
-		for _, node := range nodes {
-			for _, slow := range longestCommands(t, node) {
-				t.Logf("%s: the longest %s", what, slow)
-			}
-		}
 	}
 	phase("nothing", func() { time.Sleep(time.Second) })
 	phase("moved", func() { m.move(0, 1, 10) })
 	phase("moved back, key by key", func() { m.move(1, 0, 1) })
 	require.Equal(t, [3]int64{n, 0, 0}, m.inState())
 	if n/int64(len(m.tags)) <= 10_000 { // else nothing expires
-		expireAt(t, nodes[0], m.tags, time.Now().Add(2*time.Second+time.Duration(n)*30*time.Microsecond))
+		expireAt(t, redistest.Client(t, &redis.Options{Addr: m.nodes[0].Addr}), m.tags, time.Now().Add(2*time.Second+time.Duration(n)*30*time.Microsecond))
 		phase("expired", func() {
 			redistest.Eventually(t, func() bool { return m.inState() == [3]int64{} }, "all of it is gone")
 		})
@@ -103,8 +90,6 @@ func (l parkedLoad) test(t *testing.T) {
 			assert.Zero(t, lost, ttl)
 		}
 	}
-	all := pairs.percentile(99)
-	t.Logf("p99 of all pairs: %s", all)
 }
 
 // moving is a queue whose partitions are on one of two nodes.
@@ -244,32 +229,11 @@ func keysOn(t *testing.T, c *redistest.Cluster, node *redistest.Server, name str
 	return keys
 }
 
-// longestCommands are the longest of each kind that took 10 ms at least.
-func longestCommands(t *testing.T, node *redis.Client) (told []string) {
-	t.Helper()
-	longest := map[string]time.Duration{}
-	calls, err := node.SlowLogGet(t.Context(), -1).Result()
-	require.NoError(t, err)
-	for _, call := range calls {
-		name := strings.ToLower(call.Args[0])
-		for script, hash := range delayqueue.ScriptHashes {
-			if len(call.Args) > 1 && call.Args[1] == hash {
-				name = script
-			}
-		}
-		longest[name] = max(longest[name], call.Duration)
-	}
-	for name, took := range longest {
-		told = append(told, fmt.Sprintf("%s on %s: %s", name, node.Options().Addr, took))
-	}
-	return told
-}
-
 // pairs is how long acquiring and releasing took, from when it was to begin.
 type pairs struct {
-	mu        sync.Mutex
-	took, all []time.Duration
-	failed    int
+	mu     sync.Mutex
+	took   []time.Duration
+	failed int
 }
 
 func (p *pairs) make(ctx context.Context, locker *core.Locker, keys []string, pause time.Duration) {
@@ -299,16 +263,11 @@ func (p *pairs) take() (told string, p99 time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	took, failed := p.took, p.failed
-	p.took, p.failed, p.all = nil, 0, append(p.all, took...)
+	p.took, p.failed = nil, 0
 	if len(took) == 0 {
 		return "no pairs", 0
 	}
 	slices.Sort(took)
 	p99 = took[len(took)*99/100]
 	return fmt.Sprintf("%d pairs, p50 %s, p99 %s, longest %s, %d failed", len(took), took[len(took)/2], p99, took[len(took)-1], failed), p99
-}
-
-func (p *pairs) percentile(n int) time.Duration {
-	slices.Sort(p.all)
-	return p.all[len(p.all)*n/100]
 }

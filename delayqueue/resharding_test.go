@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,7 +118,6 @@ func (l reshardingLoad) test(t *testing.T) {
 		})
 	}
 	all.Wait()
-	r.last.Store(time.Now().UnixNano())
 	for range l.workers {
 		other := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(100_000))
 		other.start(r.work, delayqueue.WithConcurrency(len(r.acked)))
@@ -133,21 +131,12 @@ func (l reshardingLoad) test(t *testing.T) {
 			}
 		})
 	}
-	move := func(from, to *redistest.Server) {
-		r.refused.Store(0)
-		r.enqueues.reset()
-		r.gaps.reset()
-		open := r.inState()
-		began := time.Now()
-		l.move(t, c, from, to)
-		took, served := time.Since(began), len(r.ran.all())
-		require.Equal(t, to.Addr, c.NodeOf(t, "{"+nameInSlot0+"}").Addr)
+	for _, way := range [][2]*redistest.Server{{home, away}, {away, home}} {
+		l.move(t, c, way[0], way[1])
+		served := len(r.ran.all())
+		require.Equal(t, way[1].Addr, c.NodeOf(t, "{"+nameInSlot0+"}").Addr)
 		redistest.Eventually(t, func() bool { return len(r.ran.all()) > served+len(r.acked) }, "it is served at its new place")
-		t.Logf("moved with %d queued in %s; %d enqueues were refused, the longest took %s with its retries; nothing was started for %s",
-			open[0], took, r.refused.Load(), r.enqueues.get(), r.gaps.get())
 	}
-	move(home, away)
-	move(away, home)
 	cancel()
 	all.Wait()
 	r.requireAllEnded()
@@ -156,13 +145,8 @@ func (l reshardingLoad) test(t *testing.T) {
 // resharded is such a queue, and what its producers and workers saw.
 type resharded struct {
 	*bench
-	acked    [10][]string // by producer, each of which has a key
-	refused  atomic.Int64
-	enqueues longest
-
-	ran  ran
-	gaps longest // between one run and the next
-	last atomic.Int64
+	acked [10][]string // by producer, each of which has a key
+	ran   ran
 }
 
 func (r *resharded) produce(p int) {
@@ -175,21 +159,16 @@ func (r *resharded) produce(p int) {
 	case 11:
 		job.MaxAge = time.Millisecond
 	}
-	began := time.Now()
 	_, err := r.queue.Enqueue(context.Background(), job)
 	for ; errors.Is(err, core.ErrUnavailable); _, err = r.queue.Enqueue(context.Background(), job) {
-		r.refused.Add(1)
 		time.Sleep(10 * time.Millisecond)
 	}
-	r.enqueues.see(time.Since(began))
 	if assert.NoError(r.t, err) {
 		r.acked[p] = append(r.acked[p], job.ID)
 	}
 }
 
 func (r *resharded) work(ctx context.Context, m delayqueue.Message) error {
-	now := time.Now().UnixNano()
-	r.gaps.see(time.Duration(now - r.last.Swap(now)))
 	time.Sleep(time.Millisecond)
 	_ = r.ran.handle(ctx, m)
 	if !bytes.Equal(m.Payload, payloadOf(m.ID)) {
@@ -209,37 +188,23 @@ func (r *resharded) requireAllEnded() {
 		time.Sleep(20 * time.Millisecond)
 	}
 	var ids []string
-	expired := map[string]bool{}
-	states := map[delayqueue.State]int{}
+	states, expired := map[delayqueue.State]int{}, map[string]bool{}
 	for _, id := range slices.Concat(r.acked[:]...) {
 		s := r.status(id)
-		states[s.State]++
-		switch s.State {
-		case delayqueue.StateExpired:
+		if states[s.State]++; s.State == delayqueue.StateExpired {
 			expired[id] = true
-		case delayqueue.StateDead:
-			require.Contains(t, s.Cause, "poison", id)
-			ids = append(ids, id)
-		default:
-			require.Equal(t, delayqueue.StateDone, s.State, id)
-			ids = append(ids, id)
+			continue
+		}
+		if ids = append(ids, id); s.State != delayqueue.StateDone {
+			require.Equal(t, [2]any{delayqueue.StateDead, "poison"}, [2]any{s.State, s.Cause}, id)
 		}
 	}
-	t.Log(states)
 	require.Len(t, states, 3, "each way to end")
 	requireOnceInOrder(t, ids, r.ran.all())
 	for _, m := range r.ran.all() {
 		require.False(t, expired[m.ID], "message %s is expired, and ran", m.ID)
 	}
 }
-
-// longest is the longest of some durations.
-type longest struct{ d atomic.Int64 }
-
-func (l *longest) reset()             { l.d.Store(0) }
-func (l *longest) get() time.Duration { return time.Duration(l.d.Load()).Round(time.Millisecond) }
-
-func (l *longest) see(d time.Duration) { atMost(&l.d, int64(d)) }
 
 // requireOnceInOrder requires that each id ran, again only if its handler could see that a claim was lost, and
 // those of a key in this order.

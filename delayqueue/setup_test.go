@@ -66,36 +66,26 @@ func virtually(t *testing.T, test func(t *testing.T, b *bench), opts ...delayque
 }
 
 func (b *bench) newQueue(rdb redis.UniversalClient, opts ...delayqueue.Option) *delayqueue.Queue {
-	b.t.Helper()
-	q, err := delayqueue.New(rdb, "q", append([]delayqueue.Option{delayqueue.WithPrefix(b.env.Prefix)}, opts...)...)
-	require.NoError(b.t, err)
-	return q
+	return testbed.NewQueue(b.t, rdb, "q", append([]delayqueue.Option{delayqueue.WithPrefix(b.env.Prefix)}, opts...)...)
 }
 
 // open opens the queue as an operator.
 func (b *bench) open() *delayqueue.Queue {
-	b.t.Helper()
-	q, err := delayqueue.Open(b.t.Context(), b.env.Client(b.t), "q", delayqueue.WithPrefix(b.env.Prefix))
-	require.NoError(b.t, err)
-	return q
+	return of(delayqueue.Open(b.t.Context(), b.env.Client(b.t), "q", delayqueue.WithPrefix(b.env.Prefix)))(b.t)
 }
 
 // unencrypted is the queue as somebody has it without its keys, who has read the manifest before it was encrypted.
 func (b *bench) unencrypted() *delayqueue.Queue {
-	b.t.Helper()
 	q := b.newQueue(b.env.Client(b.t))
-	_, err := q.Stats(b.t.Context())
-	require.NoError(b.t, err)
+	of(q.Stats(b.t.Context()))(b.t)
 	return q
 }
 
 func (b *bench) newLocker(opts ...core.Option) *core.Locker {
-	b.t.Helper()
 	return b.lockerOn(b.env.Client(b.t), opts...)
 }
 
 func (b *bench) lockerOn(rdb redis.UniversalClient, opts ...core.Option) *core.Locker {
-	b.t.Helper()
 	return testbed.NewLocker(b.t, rdb, append(opts, core.WithPrefix(b.env.Prefix))...)
 }
 
@@ -116,8 +106,7 @@ func (b *bench) start(h delayqueue.Handler, opts ...delayqueue.WorkerOption) *de
 
 func (b *bench) startOn(q *delayqueue.Queue, h delayqueue.Handler, opts ...delayqueue.WorkerOption) *delayqueue.Worker {
 	b.t.Helper()
-	w, err := delayqueue.NewWorker(q, b.locker, h, quick(opts...)...)
-	require.NoError(b.t, err)
+	w := of(delayqueue.NewWorker(q, b.locker, h, quick(opts...)...))(b.t)
 	require.NoError(b.t, w.Start())
 	b.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -143,9 +132,7 @@ func (b *bench) enqueue(job delayqueue.Job) string {
 
 func enqueueOn(t *testing.T, q *delayqueue.Queue, job delayqueue.Job) delayqueue.Receipt {
 	t.Helper()
-	receipt, err := q.Enqueue(t.Context(), job)
-	require.NoError(t, err)
-	return receipt
+	return of(q.Enqueue(t.Context(), job))(t)
 }
 
 // enqueueAll enqueues from many callers at once.
@@ -174,26 +161,25 @@ func (b *bench) parkJobs(n int, full bool, job func(i int) delayqueue.Job) []str
 	return ids
 }
 
+// of returns what a call returned, without an error.
+func of[T any](v T, err error) func(t *testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		require.NoError(t, err)
+		return v
+	}
+}
+
 func (b *bench) status(id string) delayqueue.Status {
-	b.t.Helper()
-	s, err := b.queue.Status(b.t.Context(), id)
-	require.NoError(b.t, err)
-	return s
+	return of(b.queue.Status(b.t.Context(), id))(b.t)
 }
 
 // now is the time of Redis.
-func (b *bench) now() time.Time {
-	b.t.Helper()
-	now, err := b.rdb.Time(b.t.Context()).Result()
-	require.NoError(b.t, err)
-	return now
-}
+func (b *bench) now() time.Time { return of(b.rdb.Time(b.t.Context()).Result())(b.t) }
 
 // inState tells how many messages are queued, running and dead.
 func (b *bench) inState() [3]int64 {
-	b.t.Helper()
-	s, err := b.queue.Stats(b.t.Context())
-	require.NoError(b.t, err)
+	s := b.stats()
 	return [3]int64{s.Queued, s.Running, s.Dead}
 }
 
@@ -316,52 +302,18 @@ func park(t *testing.T, guard *core.Guard, call core.Call) string {
 
 // cancelAll, purgeAll and redriveAll return how many messages they dealt with.
 func (b *bench) cancelAll(f delayqueue.Filter) int {
-	b.t.Helper()
-	n, err := b.queue.CancelAll(b.t.Context(), f)
-	require.NoError(b.t, err)
-	return n
+	return of(b.queue.CancelAll(b.t.Context(), f))(b.t)
 }
-
-func (b *bench) purgeAll(f delayqueue.Filter) int {
-	b.t.Helper()
-	n, err := b.queue.PurgeAll(b.t.Context(), f)
-	require.NoError(b.t, err)
-	return n
-}
+func (b *bench) purgeAll(f delayqueue.Filter) int { return of(b.queue.PurgeAll(b.t.Context(), f))(b.t) }
 
 func (b *bench) redriveAll(f delayqueue.Filter, o delayqueue.RedriveOptions) int {
-	b.t.Helper()
-	n, err := b.queue.RedriveAll(b.t.Context(), f, o)
-	require.NoError(b.t, err)
-	return n
+	return of(b.queue.RedriveAll(b.t.Context(), f, o))(b.t)
 }
 
 // result returns a message's.
-func (b *bench) result(id string) string {
-	b.t.Helper()
-	result, err := b.queue.Result(b.t.Context(), id)
-	require.NoError(b.t, err)
-	return string(result)
-}
-
-func (b *bench) payload(id string) string {
-	b.t.Helper()
-	payload, err := b.queue.Payload(b.t.Context(), id)
-	require.NoError(b.t, err)
-	return string(payload)
-}
-
-func (b *bench) peek(id string) delayqueue.Entry {
-	b.t.Helper()
-	e, err := b.queue.Peek(b.t.Context(), id)
-	require.NoError(b.t, err)
-	return e
-}
+func (b *bench) result(id string) string         { return string(of(b.queue.Result(b.t.Context(), id))(b.t)) }
+func (b *bench) payload(id string) string        { return string(of(b.queue.Payload(b.t.Context(), id))(b.t)) }
+func (b *bench) peek(id string) delayqueue.Entry { return of(b.queue.Peek(b.t.Context(), id))(b.t) }
 
 // waitFor waits for the end of a message.
-func (b *bench) waitFor(id string) delayqueue.Status {
-	b.t.Helper()
-	s, err := b.queue.Wait(b.t.Context(), id)
-	require.NoError(b.t, err)
-	return s
-}
+func (b *bench) waitFor(id string) delayqueue.Status { return of(b.queue.Wait(b.t.Context(), id))(b.t) }

@@ -51,15 +51,13 @@ func (o *traces) OnSettled(_ context.Context, e Settled) {
 func TestTrace_TravelsWithTheMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		for name, opts := range map[string][]Option{
-			"plain": nil, "sealed": {WithEncryption(Keyring{Current: "k", Keys: map[string][]byte{"k": bytes.Repeat([]byte("k"), 32)}})},
+			"plain": nil, "sealed": {WithEncryption(keyringOf(randomKey()))},
 		} {
 			seen := &traces{all: map[string][]string{}}
-			prefix := env.Prefix + name
-			q, err := New(env.Client(t), "q", append(opts, WithPrefix(prefix), WithQueueObserver(seen))...)
-			require.NoError(t, err)
+			q := hookedQueue(t, env, name, nil, append(opts, WithQueueObserver(seen))...)
 			payloads := map[string][]byte{
 				"small": []byte("small"), "large": bytes.Repeat([]byte("large"), 2000), "empty": {}, "odd": []byte(traceMagic + "\x05abc"),
-				"without": []byte("without"), "odd without": []byte(traceMagic + "\x03abcdef"),
+				"without": []byte("without"), "odd-without": []byte(traceMagic + "\x03abcdef"),
 			}
 			trace := func(id string) string {
 				if strings.HasSuffix(id, "without") {
@@ -68,13 +66,12 @@ func TestTrace_TravelsWithTheMessage(t *testing.T) {
 				return testTrace
 			}
 			for id, payload := range payloads {
-				enqueueJob(t, q, Job{ID: strings.ReplaceAll(id, " ", "-"), Key: id, Payload: payload, Trace: trace(id)})
-				stored, err := q.Payload(t.Context(), strings.ReplaceAll(id, " ", "-"))
+				enqueueJob(t, q, Job{ID: id, Key: id, Payload: payload, Trace: trace(id)})
+				stored, err := q.Payload(t.Context(), id)
 				require.NoError(t, err)
 				require.Equal(t, string(payload), string(stored))
 			}
-			locker := lockerTest(t, q)
-			w, err := NewWorker(q, locker, func(_ context.Context, m Message) error {
+			w, err := NewWorker(q, lockerTest(t, q), func(_ context.Context, m Message) error {
 				if m.Attempt == 1 {
 					return errors.New("once more")
 				}
@@ -87,32 +84,14 @@ func TestTrace_TravelsWithTheMessage(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, w.Start())
 			for id := range payloads {
-				want, its := []string{}, strings.ReplaceAll(id, " ", "-")
+				want := []string{}
 				for _, what := range []string{"enqueued", "started", "settled", "started", "ran", "settled"} {
 					want = append(want, what+" "+trace(id))
 				}
-				redistest.Eventually(t, func() bool { return len(seen.of(its)) >= len(want) }, "it ran")
-				require.ElementsMatch(t, want, seen.of(its), "of %q: the next attempt may begin before the end of the last one is told", id)
+				redistest.Eventually(t, func() bool { return len(seen.of(id)) >= len(want) }, "it ran")
+				require.ElementsMatch(t, want, seen.of(id), "of %q: the next attempt may begin before the end of the last one is told", id)
 			}
 			require.NoError(t, w.Stop(t.Context()))
-		}
-	})
-}
-
-func TestTrace_OfACallThatIsParked(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		seen := &traces{all: map[string][]string{}}
-		q := testQueue(t, env, WithQueueObserver(seen))
-		locker := lockerTest(t, q)
-		lease, err := locker.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		defer func() { _ = lease.Release(context.Background()) }()
-		for trace, want := range map[string]string{testTrace: testTrace, "": "", "00-a-b-01": ""} {
-			err := locker.Guard(Policy(q)).Do(t.Context(), core.Call{Key: "k", Trace: trace, Encode: func() ([]byte, error) { return nil, nil }},
-				func(context.Context) error { return nil })
-			deferred, _ := errors.AsType[*core.DeferredError](err)
-			require.NotNil(t, deferred)
-			require.Equal(t, []string{"enqueued " + want}, seen.of(deferred.Ticket.ID), "one that is not valid is left out: it may be a client's")
 		}
 	})
 }
@@ -173,12 +152,19 @@ func TestTrace_OfAnObserver(t *testing.T) {
 			require.ElementsMatch(t, want, seen.of(name), name)
 		}
 
+		park := func(trace string) []string {
+			err := locker.Guard(Policy(q)).Do(t.Context(), core.Call{Key: "held", Trace: trace, Encode: func() ([]byte, error) { return nil, nil }},
+				func(context.Context) error { return nil })
+			deferred, _ := errors.AsType[*core.DeferredError](err)
+			require.NotNil(t, deferred)
+			return seen.of(deferred.Ticket.ID)
+		}
 		seen.give = func(ctx context.Context) (context.Context, string) { return span(ctx), given }
-		err = locker.Guard(Policy(q)).Do(t.Context(), core.Call{Key: "held", Trace: testTrace, Encode: func() ([]byte, error) { return nil, nil }},
-			func(context.Context) error { return nil })
-		deferred, _ := errors.AsType[*core.DeferredError](err)
-		require.NotNil(t, deferred)
-		require.Equal(t, []string{"parking in q " + testTrace, "enqueued in its span " + given}, seen.of(deferred.Ticket.ID))
+		require.Equal(t, []string{"parking in q " + testTrace, "enqueued in its span " + given}, park(testTrace))
+		seen.give = func(ctx context.Context) (context.Context, string) { return ctx, "" }
+		for _, trace := range []string{"", "00-a-b-01"} { // one that is not valid is left out: it may be a client's
+			require.Equal(t, []string{"parking in q ", "enqueued "}, park(trace))
+		}
 
 		_, err = q.Enqueue(t.Context(), Job{ID: "invalid", Trace: "00-a-b-01"})
 		require.ErrorIs(t, err, ErrInvalidJob, "it hides no mistake of the caller")

@@ -249,27 +249,3 @@ func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
 		require.Equal(t, s.Conflicts, r.all()[len(others)].Conflicts)
 	}, delayqueue.WithMaxAttempts(1))
 }
-
-func TestConflict_TheReleaseOfAKeyWakesItsHead(t *testing.T) {
-	each(t, func(t *testing.T, b *bench) {
-		ev := newEvents()
-		var r ran
-		// Nothing but the wake-up runs these messages during the test.
-		b.start(r.handle, delayqueue.WithConflictBackoff(time.Hour, time.Hour), delayqueue.WithObserver(ev))
-		for i := range 5 {
-			lease := b.hold("k")
-			id := b.enqueue(delayqueue.Job{Key: "k"})
-			e := next(t, ev.settled)
-			require.Equal(t, delayqueue.OutcomeConflict, e.Outcome)
-			require.Greater(t, e.Delay, 30*time.Minute)
-			require.NoError(t, lease.Release(t.Context()))
-			// The first subscription makes the worker ask once more.
-			for e = next(t, ev.settled); e.Outcome == delayqueue.OutcomeConflict; {
-				e = next(t, ev.settled)
-			}
-			require.Equal(t, delayqueue.OutcomeDone, e.Outcome)
-			require.Len(t, r.ids(), i+1)
-			require.Equal(t, id, r.ids()[i])
-		}
-	})
-}
