@@ -128,8 +128,7 @@ func storesOnce(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	for _, hook := range hooks {
 		rdb.AddHook(hook)
 	}
-	q, err := New(rdb, "q", WithPrefix(env.Prefix))
-	require.NoError(t, err)
+	q := of(New(rdb, "q", WithPrefix(env.Prefix)))(t)
 	enqueueTest(t, q, "first", "")
 	var lost atomic.Int64
 	proxy.LoseReply(func(request []byte) bool {

@@ -53,8 +53,7 @@ func (b *bench) flood(job func(i int) delayqueue.Job) (ids []string, refused err
 func (b *bench) memory() (n int64) {
 	b.t.Helper()
 	for _, name := range redistest.Keys(b.t, b.rdb, b.key("")) {
-		size, err := b.rdb.MemoryUsage(b.t.Context(), name, 0).Result()
-		require.NoError(b.t, err)
+		size := of(b.rdb.MemoryUsage(b.t.Context(), name, 0).Result())(b.t)
 		n += size
 	}
 	return n
@@ -147,8 +146,7 @@ func TestQueueBounds_ThatTheLargestPayloadExceedsAreAnError(t *testing.T) {
 		{delayqueue.WithMaxBytesPerKey(-1)},
 		{delayqueue.WithMaxBytesPerPrincipal(1 << 41)},
 	} {
-		_, err := delayqueue.New(rdb, "q", opts...)
-		require.ErrorContains(t, err, "WithMaxBytes")
+		require.ErrorContains(t, errOf(delayqueue.New(rdb, "q", opts...)), "WithMaxBytes")
 	}
 	for _, opts := range [][]delayqueue.Option{
 		nil, {delayqueue.WithMaxPayload(512 << 20)}, {delayqueue.WithMaxBytes(2 << 20)}, {delayqueue.WithMaxPayload(10), delayqueue.WithMaxBytes(10_000)},

@@ -21,7 +21,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// A process that was frozen past the end of its claim goes on before its timers do.
+// A process that was frozen past the end of its claim, or beyond its message's age, goes on before its timers do.
 func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
@@ -50,12 +50,14 @@ func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 		})
 		for _, key := range []string{"", "k"} {
 			runs = 0
-			for _, id := range []string{"frozen", "frozen inside", "frozen inside, and waits", "well"} {
+			for _, id := range []string{"frozen", "too old", "frozen inside", "frozen inside, and waits", "well"} {
 				m := &store.Message{ID: id, Key: key, Attempts: 1}
 				c := w.claims.add(w.ctx, q, q.manifests.partitions[0], m, "token", time.Now().Add(time.Hour))
-				frozen = c
-				if id == "frozen" {
+				switch frozen = c; id {
+				case "frozen":
 					freeze()
+				case "too old":
+					c.startBy = time.Now().Add(-time.Millisecond)
 				}
 				w.process(c)
 			}
@@ -114,8 +116,7 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			q := testQueue(t, redistest.Embedded(t))
 			w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil }, WithConcurrency(1))
 			enqueueTest(t, q, "id", "")
-			b, err := q.manifests.partitions[0].Claim(t.Context(), "token", time.Minute, 1)
-			require.NoError(t, err)
+			b := of(q.manifests.partitions[0].Claim(t.Context(), "token", time.Minute, 1))(t)
 			w.slots.taken <- struct{}{}
 			for range cap(w.slots.ahead) {
 				if full {
@@ -218,16 +219,14 @@ func (o *settledObserver) OnSettled(_ context.Context, s Settled) { o.last = s }
 func internalWorker(t *testing.T, q *Queue, h Handler, opts ...WorkerOption) (*Worker, *settledObserver) {
 	t.Helper()
 	seen := &settledObserver{}
-	w, err := NewWorker(q, lockerTest(t, q), h, append([]WorkerOption{WithLogger(slog.New(slog.DiscardHandler)), WithObserver(seen)}, opts...)...)
-	require.NoError(t, err)
+	w := of(NewWorker(q, lockerTest(t, q), h, append([]WorkerOption{WithLogger(slog.New(slog.DiscardHandler)), WithObserver(seen)}, opts...)...))(t)
 	return w, seen
 }
 
 // takes has a Worker that is not started claim a message.
 func (w *Worker) takes(t *testing.T, token string) *claim {
 	t.Helper()
-	b, err := w.queue.manifests.partitions[0].Claim(t.Context(), token, time.Minute, 1)
-	require.NoError(t, err)
+	b := of(w.queue.manifests.partitions[0].Claim(t.Context(), token, time.Minute, 1))(t)
 	require.Len(t, b.Messages, 1)
 	return w.claims.add(w.ctx, w.queue, w.queue.manifests.partitions[0], b.Messages[0], token, time.Now().Add(time.Minute))
 }
@@ -327,6 +326,7 @@ func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
 		w.slots.alone <- struct{}{}
 		w.slots.free(1)
 		require.Zero(t, <-taken)
+		require.False(t, w.slots.take(), "nor for what is claimed already")
 		require.Len(t, w.slots.taken, 1, "the message is alone")
 
 		go func() { taken <- w.takeSlots() }()

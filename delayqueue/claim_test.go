@@ -143,8 +143,7 @@ func TestWithAcquireOptions_AreChecked(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 		require.ErrorContains(t, err, "WithAcquireOptions", name)
 	}
-	_, err := delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(), delayqueue.WithAcquireOptions(core.Counted(1), core.Named("n", "")))
-	require.NoError(t, err)
+	require.NoError(t, errOf(delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(), delayqueue.WithAcquireOptions(core.Counted(1), core.Named("n", "")))))
 }
 
 func TestHeartbeat_HeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {

@@ -71,8 +71,7 @@ func TestRecurring_IsOverAfterAMinuteWithout(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	synctest.Test(t, func(t *testing.T) {
 		var seen warnings
-		q, err := New(rdb, "q", WithQueueObserver(&seen))
-		require.NoError(t, err)
+		q := of(New(rdb, "q", WithQueueObserver(&seen)))(t)
 		told := func(n int, resolved bool, detail string) {
 			t.Helper()
 			synctest.Wait()

@@ -68,8 +68,7 @@ func TestClock_NoneButThatOfRedisDecidesWhatIsTooOld(t *testing.T) {
 	for name, off := range map[string]time.Duration{"ahead": 20000 * time.Hour, "behind": -20000 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, err := embedded.Start()
-			require.NoError(t, err)
+			server := of(embedded.Start())(t)
 			t.Cleanup(server.Close)
 			server.SetTime(time.Now().Add(off))
 			b := &bench{t: t, env: &redistest.Env{Addr: server.Addr(), Prefix: "p"}}

@@ -126,20 +126,17 @@ func playDamage(t *testing.T, env *redistest.Env, damage string, hooks ...redis.
 		return err
 	}
 	for _, id := range dead {
-		e, err := q.Peek(t.Context(), id)
-		require.NoError(t, err)
+		e := of(q.Peek(t.Context(), id))(t)
 		if e.State != StateDead || !strings.HasPrefix(e.Cause, "quarantined: ") {
 			return violated("%q is %s: %s", id, e.State, e.Cause)
 		}
 	}
-	left, err := rdb.HGet(t.Context(), base[store.KeyCounts], "bytes").Int()
-	require.NoError(t, err)
+	left := of(rdb.HGet(t.Context(), base[store.KeyCounts], "bytes").Int())(t)
 	if n := rdb.ZCard(t.Context(), base[store.KeyDead]).Val(); int(n) != len(dead) || n == 0 && left != 0 {
 		return violated("%d are dead, and what is open has %d bytes", n, left)
 	}
 	for k := 0; k < keys && d.runs != ""; k++ {
-		e, err := q.Peek(t.Context(), fmt.Sprint("k", k, d.runs))
-		require.NoError(t, err)
+		e := of(q.Peek(t.Context(), fmt.Sprint("k", k, d.runs)))(t)
 		if e.State != StateDone || e.Losses != 1 {
 			return violated("%q is %s, after %d losses", e.ID, e.State, e.Losses)
 		}
@@ -162,8 +159,7 @@ func allEnd(t *testing.T, q *Queue) error {
 		tx := q.rdb.TxPipeline()
 		messages, dead := tx.HLen(t.Context(), keys[store.KeyMessages]), tx.ZCard(t.Context(), keys[store.KeyDead])
 		due, running := tx.ZCard(t.Context(), keys[store.KeyWaiting]), tx.ZCard(t.Context(), keys[store.KeyRunning])
-		_, err := tx.Exec(t.Context())
-		require.NoError(t, err)
+		require.NoError(t, errOf(tx.Exec(t.Context())))
 		switch queued := messages.Val() - dead.Val(); {
 		case queued == 0:
 			return nil

@@ -66,28 +66,23 @@ func TestEncryption_SealedDataIsOpenedAgain(t *testing.T) {
 		require.NotEqual(t, sealTest(t, s, "work"), sealTest(t, s, "work"))
 		for _, kind := range []string{kindPayload, kindResult, kindCause} {
 			for _, plain := range [][]byte{{}, []byte("w"), bytes.Repeat([]byte("a secret "), 10_000)} {
-				sealed, err := s.seal(kind, sealedOf{id: "of " + kind}, plain)
-				require.NoError(t, err)
+				sealed := of(s.seal(kind, sealedOf{id: "of " + kind}, plain))(t)
 				require.Len(t, sealed, len(plain)+s.overhead()-(keyring.MaxKeyIDLen-len(keyID)))
 				require.NotContains(t, string(sealed), "secret")
-				opened, err := s.open(kind, sealedOf{id: "of " + kind}, sealed)
-				require.NoError(t, err)
+				opened := of(s.open(kind, sealedOf{id: "of " + kind}, sealed))(t)
 				require.Equal(t, plain, opened)
 			}
 		}
-		_, err := s.seal(kindResult, sealedTest, make([]byte, maxSealed-keyring.Overhead+1))
-		require.ErrorIs(t, err, ErrPayloadTooLarge, "redis cannot hold it")
+		require.ErrorIs(t, errOf(s.seal(kindResult, sealedTest, make([]byte, maxSealed-keyring.Overhead+1))), ErrPayloadTooLarge, "redis cannot hold it")
 	}
 }
 
 func TestEncryption_NoSealerLeavesDataAsItIs(t *testing.T) {
 	var s *sealer
 	for _, data := range [][]byte{nil, {}, []byte("work"), []byte(keyring.Magic)} {
-		sealed, err := s.seal(kindPayload, sealedTest, data)
-		require.NoError(t, err)
+		sealed := of(s.seal(kindPayload, sealedTest, data))(t)
 		require.Equal(t, data, sealed)
-		opened, err := s.open(kindPayload, sealedTest, data)
-		require.NoError(t, err)
+		opened := of(s.open(kindPayload, sealedTest, data))(t)
 		require.Equal(t, data, opened)
 	}
 	require.Zero(t, s.overhead())
@@ -239,10 +234,8 @@ func TestWithEncryption_CopiesItsKeyring(t *testing.T) {
 	option := WithEncryption(keys)
 	clear(keys.Keys["k"])
 	clear(keys.Keys)
-	q, err := New(rdb, "ship", option)
-	require.NoError(t, err)
-	plain, err := testSealer(t, "ship", keyringOf(key)).open(kindPayload, sealedTest, sealTest(t, q.sealer, "work"))
-	require.NoError(t, err)
+	q := of(New(rdb, "ship", option))(t)
+	plain := of(testSealer(t, "ship", keyringOf(key)).open(kindPayload, sealedTest, sealTest(t, q.sealer, "work")))(t)
 	require.Equal(t, "work", string(plain))
 }
 
@@ -263,7 +256,6 @@ func TestEncryption_AKeyringDoesNotShowItsKeys(t *testing.T) {
 		slog.New(slog.NewJSONHandler(&logged, nil)).Info("", "v", v)
 		assertHidden(t, logged.String(), key)
 	}
-	text, err := json.Marshal(holder)
-	require.NoError(t, err)
+	text := of(json.Marshal(holder))(t)
 	require.JSONEq(t, `{"Keys":"Keyring(current k, of 1)"}`, string(text))
 }

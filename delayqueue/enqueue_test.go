@@ -353,8 +353,7 @@ func TestWarning_AWorkerThatLives(t *testing.T) {
 		for range 60 {
 			time.Sleep(time.Second)
 			for _, queue := range []string{"q", "busy"} {
-				claimed, err := b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64()
-				require.NoError(t, err)
+				claimed := of(b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64())(t)
 				require.Less(t, b.now().Sub(time.UnixMilli(claimed)), 15*time.Second, queue) // a warning comes at 30
 			}
 		}

@@ -259,8 +259,7 @@ func (p *history) forgotten(id string) {
 	}
 	require.ErrorIs(p.t, p.q.Redrive(p.t.Context(), id, 0), ErrNotFound)
 	require.ErrorIs(p.t, p.q.Purge(p.t.Context(), id), ErrNotFound)
-	_, err = p.q.Result(p.t.Context(), id)
-	require.ErrorIs(p.t, err, ErrNotFound)
+	require.ErrorIs(p.t, errOf(p.q.Result(p.t.Context(), id)), ErrNotFound)
 }
 
 // crowd has dead letters of many names, each larger than what anybody has of the name with most: of that the one who has most of it
@@ -296,8 +295,7 @@ func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
 		keys := q.manifests.partitions[0].Keys
 		require.NoError(t, q.rdb.HSet(t.Context(), keys[store.KeyCounts], "letters", q.maxBytes).Err())
 		require.NoError(t, q.rdb.Del(t.Context(), keys[store.KeyLoads], keys[store.KeyLetters]).Err())
-		b, err := q.manifests.partitions[0].Claim(t.Context(), "another.1", time.Minute, 1)
-		require.NoError(t, err)
+		b := of(q.manifests.partitions[0].Claim(t.Context(), "another.1", time.Minute, 1))(t)
 		require.Greater(t, b.Wait, time.Second)
 		s := statsTest(t, q)
 		require.EqualValues(t, 2, s.Dead)

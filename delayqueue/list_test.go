@@ -45,8 +45,7 @@ func TestList_EachMessageIsOnOnePage(t *testing.T) {
 			require.ElementsMatch(t, want, ids(got), limit)
 			last := map[string]int{}
 			for _, e := range got {
-				n, err := strconv.Atoi(e.ID[1:])
-				require.NoError(t, err)
+				n := of(strconv.Atoi(e.ID[1:]))(t)
 				require.True(t, e.Key == "" || n >= last[e.Key], "those of a key in order of arrival")
 				last[e.Key] = n
 			}
@@ -71,8 +70,7 @@ func TestList_PagesOfOneScore(t *testing.T) {
 		for _, id := range []string{"a", "B", "_", "ab", "~", "!", "a!", "Z", "z", "9", "-"} {
 			want = append(want, b.enqueue(delayqueue.Job{ID: id}), b.enqueue(delayqueue.Job{ID: id + id, Key: "ü " + id}))
 		}
-		due, err := b.rdb.Keys(t.Context(), strings.ReplaceAll(b.env.Prefix, "*", "?")+"*:z").Result()
-		require.NoError(t, err)
+		due := of(b.rdb.Keys(t.Context(), strings.ReplaceAll(b.env.Prefix, "*", "?")+"*:z").Result())(t)
 		require.NotEmpty(t, due)
 		for _, set := range due {
 			for _, id := range want {
@@ -148,12 +146,9 @@ func TestList_EntriesTellWhatIsKnown(t *testing.T) {
 		require.ErrorIs(t, err, delayqueue.ErrNotFound)
 		require.ErrorContains(t, err, "done")
 		for _, id := range []string{"", "unknown", "a b", strings.Repeat("x", 1000)} {
-			_, err = b.queue.Status(ctx, id)
-			require.ErrorIs(t, err, delayqueue.ErrNotFound)
-			_, err = b.queue.Payload(ctx, id)
-			require.ErrorIs(t, err, delayqueue.ErrNotFound)
-			_, err = b.queue.Peek(ctx, id)
-			require.ErrorIs(t, err, delayqueue.ErrNotFound)
+			require.ErrorIs(t, errOf(b.queue.Status(ctx, id)), delayqueue.ErrNotFound)
+			require.ErrorIs(t, errOf(b.queue.Payload(ctx, id)), delayqueue.ErrNotFound)
+			require.ErrorIs(t, errOf(b.queue.Peek(ctx, id)), delayqueue.ErrNotFound)
 		}
 	})
 }
@@ -304,13 +299,16 @@ func TestCount_IsWhatTheActionWouldChange(t *testing.T) {
 // Of a large queue it looks at a bounded part: at whole pages, of 500.
 func TestCount_IsBounded(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		b.queue.SetCountMost(400)
-		for _, more := range []int{450, 150} {
-			b.enqueueAll(more, func(int) delayqueue.Job { return delayqueue.Job{Key: "k"} })
+		b.queue.SetCountMost(600)
+		for _, c := range []struct {
+			more, counted int
+			exact         bool
+		}{{450, 450, true}, {200, 650, true}, {400, 1000, false}} {
+			b.enqueueAll(c.more, func(int) delayqueue.Job { return delayqueue.Job{Key: "k"} })
 			n, exact, err := b.queue.Count(t.Context(), delayqueue.StateQueued, delayqueue.Filter{Key: "k"})
 			require.NoError(t, err)
-			require.Equal(t, more == 450, exact)
-			require.InDelta(t, 475, n, 25)
+			require.Equal(t, c.exact, exact)
+			require.EqualValues(t, c.counted, n)
 		}
-	})
+	}, delayqueue.WithMaxDepthPerKey(2000))
 }

@@ -114,8 +114,7 @@ func (q *longQueue) fill(n, size int, key func(i int) string) (ids []string) {
 			batch = append(batch, j)
 		}
 		for some := range slices.Chunk(batch, max(1, min(len(batch), (1<<20)/max(1, size)))) {
-			_, err := storeTogether(q.p, some...)
-			require.NoError(q.t, err)
+			require.NoError(q.t, errOf(storeTogether(q.p, some...)))
 		}
 	}
 	return ids
@@ -162,8 +161,7 @@ var longLine, longBucket = 11_000, 11_000
 
 func newLongQueue(t *testing.T, rdb redis.UniversalClient, opts ...Option) *longQueue {
 	t.Helper()
-	q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20), WithMaxBytes(1 << 33)}, opts...)...)
-	require.NoError(t, err)
+	q := of(New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20), WithMaxBytes(1 << 33)}, opts...)...))(t)
 	return &longQueue{Queue: q, t: t, p: q.manifests.partitions[0]}
 }
 
@@ -313,8 +311,7 @@ var longestLoads = []longLoad{
 func largeLoad(q *longQueue, size int) {
 	q.fill(store.BatchItems*2, size, none)
 	q.settle(q.claim(store.BatchItems), outcome{end: store.Finished})
-	_, err := q.p.Cancel(q.t.Context(), q.fill(store.BatchItems, size, none)...)
-	require.NoError(q.t, err)
+	require.NoError(q.t, errOf(q.p.Cancel(q.t.Context(), q.fill(store.BatchItems, size, none)...)))
 }
 
 // mostCalls is the bound on how many commands a script calls: up to 20 for each of the 100 messages that it handles at most, however
@@ -378,8 +375,7 @@ func TestScripts_WhoHasMostIsReadOnce(t *testing.T) {
 		q.settle(claims, outcome{end: store.Died, err: errTooOld})
 	}
 	_, calls, _ := strings.Cut(rdb.Info(t.Context(), "commandstats").Val(), "cmdstat_zrevrange:calls=")
-	n, err := strconv.Atoi(calls[:strings.Index(calls, ",")])
-	require.NoError(t, err)
+	n := of(strconv.Atoi(calls[:strings.Index(calls, ",")]))(t)
 	require.LessOrEqual(t, n, 2)
 }
 
@@ -395,8 +391,7 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 			for i := at; i < at+store.BatchItems; i++ {
 				batch = append(batch, Job{ID: fmt.Sprintf("m%05d", i), Key: fmt.Sprint("k", i%keys), Delay: time.Millisecond, MaxAge: time.Hour})
 			}
-			_, err := storeTogether(p, batch...)
-			require.NoError(t, err)
+			require.NoError(t, errOf(storeTogether(p, batch...)))
 		}
 		redistest.Eventually(t, func() bool {
 			s, err := q.Stats(t.Context())
@@ -406,8 +401,7 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 		enqueueTest(t, q, "of-another", "another")
 		claims := 0
 		claim := func() (ids []string) {
-			b, err := p.Claim(t.Context(), fmt.Sprint("token.", claims+1), time.Hour, slots)
-			require.NoError(t, err)
+			b := of(p.Claim(t.Context(), fmt.Sprint("token.", claims+1), time.Hour, slots))(t)
 			claims++
 			for _, m := range b.Messages {
 				ids = append(ids, m.ID)
@@ -423,8 +417,7 @@ func TestDue_DelayedMessagesOfSomeKeysHoldUpNoOther(t *testing.T) {
 		}
 		require.LessOrEqual(t, claims, 3+n/256, "claims until all have joined")
 
-		places, err := env.Client(t).ZRange(t.Context(), p.Base+":f", 0, -1).Result()
-		require.NoError(t, err)
+		places := of(env.Client(t).ZRange(t.Context(), p.Base+":f", 0, -1).Result())(t)
 		require.Len(t, places, n+1)
 		for i, place := range places[1:] { // by key, and in a key by when they were enqueued
 			require.Regexp(t, fmt.Sprintf(`^k%d\n\d{16}m%05d$`, i/(n/keys), i%(n/keys)*keys+i/(n/keys)), place)

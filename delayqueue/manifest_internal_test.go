@@ -47,8 +47,7 @@ func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb, old, anew := env.Client(t), testQueue(t, env), testQueue(t, env, WithPartitions(7))
 		statsTest(t, old)
-		operator, err := Open(t.Context(), rdb, "q", WithPrefix(env.Prefix))
-		require.NoError(t, err)
+		operator := of(Open(t.Context(), rdb, "q", WithPrefix(env.Prefix)))(t)
 		lost := old.manifests.known.Load()
 		require.NoError(t, rdb.Del(t.Context(), old.manifests.manifestKey()).Err())
 
@@ -57,8 +56,7 @@ func TestManifest_ThatRedisHasLostHidesNoMessage(t *testing.T) {
 			m := *lost
 			m.read = time.Now().Add(-2 * manifestKnows)
 			old.manifests.known.Store(&m)
-			_, err = old.Status(t.Context(), receipt.ID)
-			require.ErrorIs(t, err, ErrOtherLayout)
+			require.ErrorIs(t, errOf(old.Status(t.Context(), receipt.ID)), ErrOtherLayout)
 			operator.manifests.known.Store(&m)
 			require.Equal(t, StateQueued, statusTest(t, operator, receipt.ID).State)
 		}
@@ -69,8 +67,7 @@ func TestQueue_APartitionTakesFewerMessagesOnACluster(t *testing.T) {
 	for depth, rdb := range map[int]redis.UniversalClient{
 		defaultDepth: redis.NewClient(&redis.Options{}), defaultClusterDepth: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
 	} {
-		q, err := New(rdb, "q")
-		require.NoError(t, err)
+		q := of(New(rdb, "q"))(t)
 		require.Equal(t, depth, q.maxDepth)
 		require.NoError(t, rdb.Close())
 	}

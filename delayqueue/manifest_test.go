@@ -107,16 +107,13 @@ func requireRefused(t *testing.T, q *delayqueue.Queue, why error) {
 	_, err := q.Enqueue(ctx, delayqueue.Job{Key: "k"})
 	require.ErrorIs(t, err, why)
 	require.ErrorContains(t, err, "manifest", "where")
-	_, err = q.Status(ctx, "id")
-	require.ErrorIs(t, err, why)
-	_, err = q.Stats(ctx)
-	require.ErrorIs(t, err, why)
+	require.ErrorIs(t, errOf(q.Status(ctx, "id")), why)
+	require.ErrorIs(t, errOf(q.Stats(ctx)), why)
 	_, _, err = q.List(ctx, delayqueue.StateQueued, "", 10)
 	require.ErrorIs(t, err, why)
 	require.ErrorIs(t, q.Cancel(ctx, "id"), why)
 	require.ErrorIs(t, q.Pause(ctx, time.Minute), why)
-	_, err = q.PurgeAll(ctx, delayqueue.Filter{})
-	require.ErrorIs(t, err, why)
+	require.ErrorIs(t, errOf(q.PurgeAll(ctx, delayqueue.Filter{})), why)
 }
 
 func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
@@ -149,8 +146,7 @@ func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
 		s, err := tool.Stats(t.Context())
 		require.NoError(t, err, "who looks after it needs no keys")
 		require.EqualValues(t, 1, s.Queued)
-		_, err = tool.Payload(t.Context(), id)
-		require.ErrorIs(t, err, delayqueue.ErrSealed)
+		require.ErrorIs(t, errOf(tool.Payload(t.Context(), id)), delayqueue.ErrSealed)
 
 		var without, with ran
 		w := b.startOn(begun, without.handle)
@@ -167,8 +163,7 @@ func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
 func TestManifest_EncryptionKeepsWhatNobodyOpens(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear"), MaxAge: 3 * time.Second})
-		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(accepting)).Enqueue(t.Context(), delayqueue.Job{})
-		require.NoError(t, err)
+		require.NoError(t, errOf(b.newQueue(b.rdb, delayqueue.WithEncryption(accepting)).Enqueue(t.Context(), delayqueue.Job{})))
 		b.startOn(b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)), (&ran{}).handle)
 		redistest.Eventually(t, func() bool { return b.status(id).State.Ended() }, "it stays")
 		require.Equal(t, delayqueue.StateDead, b.status(id).State)
@@ -225,19 +220,16 @@ func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
 				once.Do(func() { b.enqueue(delayqueue.Job{Key: "k"}) })
 			}
 		}))
-		_, err := b.newQueue(rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		require.NoError(t, err)
+		require.NoError(t, errOf(b.newQueue(rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})))
 
 		for i := range 3 {
 			prefix := delayqueue.WithPrefix(fmt.Sprint(b.env.Prefix, i))
-			_, err := b.newQueue(b.rdb, prefix).Stats(t.Context())
-			require.NoError(t, err)
+			require.NoError(t, errOf(b.newQueue(b.rdb, prefix).Stats(t.Context())))
 			var all sync.WaitGroup
 			for range 10 {
 				q := b.newQueue(b.env.Client(t), delayqueue.WithEncryption(keyring), prefix)
 				all.Go(func() {
-					_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-					assert.NoError(t, err)
+					assert.NoError(t, errOf(q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})))
 				})
 			}
 			all.Wait()
@@ -253,10 +245,8 @@ func TestManifest_ThatRedisHasLostIsNotReliedOn(t *testing.T) {
 			each(t, func(t *testing.T, b *bench) {
 				b.enqueue(delayqueue.Job{Key: "k"})
 				idle := b.newQueue(b.rdb)
-				_, err := idle.Stats(t.Context())
-				require.NoError(t, err)
-				keys, err := b.rdb.Keys(t.Context(), b.env.Prefix+":*").Result()
-				require.NoError(t, err)
+				require.NoError(t, errOf(idle.Stats(t.Context())))
+				keys := of(b.rdb.Keys(t.Context(), b.env.Prefix+":*").Result())(t)
 				require.NoError(t, b.rdb.Del(t.Context(), keys...).Err())
 
 				b.queue = b.newQueue(b.rdb, delayqueue.WithPartitions(n))
@@ -294,10 +284,8 @@ func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
 		q := b.newQueue(far.Client(t))
 		var r ran
 		b.startOn(q, r.handle)
-		_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
-		require.ErrorIs(t, err, core.ErrUnavailable)
-		_, err = q.Stats(t.Context())
-		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.ErrorIs(t, errOf(q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})), core.ErrUnavailable)
+		require.ErrorIs(t, errOf(q.Stats(t.Context())), core.ErrUnavailable)
 		proxy.Refuse(false)
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		b.reaches(id, delayqueue.StateDone)
@@ -318,8 +306,7 @@ func TestStatus_OfUnknownIDsIsCheap(t *testing.T) {
 		}))
 		q, begun := b.newQueue(rdb), time.Now()
 		for i := range 1000 {
-			_, err := q.Status(t.Context(), fmt.Sprint("no", i))
-			require.ErrorIs(t, err, delayqueue.ErrNotFound)
+			require.ErrorIs(t, errOf(q.Status(t.Context(), fmt.Sprint("no", i))), delayqueue.ErrNotFound)
 		}
 		require.LessOrEqual(t, scripts.Load(), 3+int64(time.Since(begun)/time.Second), "at first, and then each second")
 	}, delayqueue.WithPartitions(2))

@@ -162,8 +162,7 @@ func playSetBack(t *testing.T, _ *redistest.Env, hooks ...redis.Hook) error {
 	server := redistest.StartClocked(t)
 	q := hookedQueue(t, &redistest.Env{Addr: server.Addr, Prefix: "p"}, "q", hooks)
 	enqueueTest(t, q, "lost", "")
-	_, err := q.manifests.partitions[0].Claim(t.Context(), "dead.1", time.Second, 1)
-	require.NoError(t, err)
+	require.NoError(t, errOf(q.manifests.partitions[0].Claim(t.Context(), "dead.1", time.Second, 1)))
 	server.SetClock(t, -time.Hour)
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if len(claimTest(t, q, "worker", 1)) > 0 && wasSetBack(q) {

@@ -31,8 +31,7 @@ func TestQueues_TellsOfEachManifest(t *testing.T) {
 			for range 5 { // many at once
 				q := testbed.NewQueue(t, env.Client(t), name, append(opts, delayqueue.WithPrefix(env.Prefix))...)
 				users.Go(func() {
-					_, err := q.Enqueue(ctx, delayqueue.Job{Key: "k"})
-					assert.NoError(t, err)
+					assert.NoError(t, errOf(q.Enqueue(ctx, delayqueue.Job{Key: "k"})))
 				})
 			}
 		}
@@ -53,8 +52,7 @@ func TestQueues_TellsOfEachManifest(t *testing.T) {
 			require.Equal(t, []string{"", "junk", "", "newer"}[i], all[i].Name)
 			require.ErrorIs(t, all[i].Err, delayqueue.ErrOtherLayout)
 		}
-		_, err = delayqueue.Queues(ctx, rdb, "{}")
-		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorIs(t, errOf(delayqueue.Queues(ctx, rdb, "{}")), core.ErrInvalidOption)
 	})
 }
 
@@ -72,21 +70,18 @@ func TestQueues_ANameIsListedBeforeItsManifest(t *testing.T) {
 			}
 		}))
 		q := b.newQueue(rdb)
-		_, err := q.Stats(t.Context())
-		require.NoError(t, err)
+		require.NoError(t, errOf(q.Stats(t.Context())))
 		listed := strings.Index(strings.Join(commands, " "), "zadd4")
 		written := strings.Index(strings.Join(commands, " "), "evalsha9") // a revision, and two fields with their values
 		require.Positive(t, listed)
 		require.Greater(t, written, listed, commands)
 		commands = nil
-		_, err = q.Stats(t.Context())
-		require.NoError(t, err)
+		require.NoError(t, errOf(q.Stats(t.Context())))
 		require.NotContains(t, strings.Join(commands, " "), "zadd", "once")
 
 		names := b.env.Prefix + ":queue:names"
 		require.NoError(t, b.rdb.Del(t.Context(), names, b.key("manifest")).Err())
-		_, err = q.Stats(t.Context())
-		require.NoError(t, err)
+		require.NoError(t, errOf(q.Stats(t.Context())))
 		all, err := delayqueue.Queues(t.Context(), rdb, b.env.Prefix)
 		require.NoError(t, err)
 		require.Len(t, all, 1, "as if it were new")
@@ -104,11 +99,9 @@ func TestQueues_ForeignListOfNames(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		require.NoError(t, b.rdb.Set(t.Context(), b.env.Prefix+":queue:names", "junk", 0).Err())
 		b.enqueue(delayqueue.Job{Key: "k"})
-		_, err := delayqueue.Queues(t.Context(), b.rdb, b.env.Prefix)
-		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.ErrorIs(t, errOf(delayqueue.Queues(t.Context(), b.rdb, b.env.Prefix)), core.ErrUnavailable)
 		require.NoError(t, b.rdb.Del(t.Context(), b.env.Prefix+":queue:names").Err())
-		_, err = b.queue.Stats(t.Context())
-		require.NoError(t, err)
+		require.NoError(t, errOf(b.queue.Stats(t.Context())))
 		redistest.Eventually(t, func() bool {
 			all, err := delayqueue.Queues(t.Context(), b.rdb, b.env.Prefix)
 			return err == nil && len(all) == 1
@@ -123,34 +116,26 @@ func TestOpen_WritesNoManifest(t *testing.T) {
 		open := func(opts ...delayqueue.Option) (*delayqueue.Queue, error) {
 			return delayqueue.Open(ctx, env.Client(t), "q", append(opts, delayqueue.WithPrefix(env.Prefix))...)
 		}
-		_, err := open()
-		require.ErrorIs(t, err, delayqueue.ErrNoQueue)
+		require.ErrorIs(t, errOf(open()), delayqueue.ErrNoQueue)
 		require.Zero(t, b.rdb.Exists(ctx, b.key("manifest"), env.Prefix+":queue:names").Val())
 
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear")})
 		was := b.manifest()
-		q, err := open(delayqueue.WithEncryption(keyring))
-		require.NoError(t, err)
-		_, err = q.Enqueue(ctx, delayqueue.Job{Key: "k"})
-		require.ErrorIs(t, err, delayqueue.ErrOperator)
-		_, err = delayqueue.NewWorker(q, b.locker, func(context.Context, delayqueue.Message) error { return nil })
-		require.ErrorIs(t, err, core.ErrInvalidOption)
+		q := of(open(delayqueue.WithEncryption(keyring)))(t)
+		require.ErrorIs(t, errOf(q.Enqueue(ctx, delayqueue.Job{Key: "k"})), delayqueue.ErrOperator)
+		require.ErrorIs(t, errOf(delayqueue.NewWorker(q, b.locker, func(context.Context, delayqueue.Message) error { return nil })), core.ErrInvalidOption)
 		require.NoError(t, q.Pause(ctx, time.Minute))
 		require.NoError(t, q.Resume(ctx))
-		info, err := q.Info(ctx)
-		require.NoError(t, err)
+		info := of(q.Info(ctx))(t)
 		require.Equal(t, delayqueue.Info{Name: "q", Service: "shop", Partitions: 4}, info)
-		_, err = open(delayqueue.WithService("billing"))
-		require.ErrorIs(t, err, delayqueue.ErrOtherService)
+		require.ErrorIs(t, errOf(open(delayqueue.WithService("billing"))), delayqueue.ErrOtherService)
 		require.Equal(t, was, b.manifest())
 
-		s, err := q.Status(ctx, id)
-		require.NoError(t, err)
+		s := of(q.Status(ctx, id))(t)
 		require.Equal(t, delayqueue.StateQueued, s.State)
 
 		require.NoError(t, b.rdb.Del(ctx, b.key("manifest")).Err())
-		_, err = q.Stats(ctx)
-		require.ErrorIs(t, err, delayqueue.ErrNoQueue, "it is gone")
+		require.ErrorIs(t, errOf(q.Stats(ctx)), delayqueue.ErrNoQueue, "it is gone")
 		require.Empty(t, b.manifest())
 	})
 }
@@ -176,8 +161,7 @@ func TestOpen_LooksAfterAQueue(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, entries, 5)
 		require.NotContains(t, entries[0].Cause, "no luck", "it is sealed")
-		_, err = o.Payload(ctx, ids[0])
-		require.ErrorIs(t, err, delayqueue.ErrSealed)
+		require.ErrorIs(t, errOf(o.Payload(ctx, ids[0])), delayqueue.ErrSealed)
 		require.NoError(t, o.Purge(ctx, ids[4]))
 		require.Equal(t, 2, of(o.RedriveAll(ctx, delayqueue.Filter{Key: "k0"}, delayqueue.RedriveOptions{}))(t))
 		require.NoError(t, o.Cancel(ctx, ids[0]))
@@ -229,6 +213,5 @@ func TestQueues_TheFirstUseWaitsForTheNamesNoLongerThanItsContext(t *testing.T) 
 	q := setup(t, env).newQueue(rdb)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err := q.Enqueue(ctx, delayqueue.Job{})
-	require.Error(t, err)
+	require.Error(t, errOf(q.Enqueue(ctx, delayqueue.Job{})))
 }

@@ -163,8 +163,7 @@ func TestOperations_OnJunk(t *testing.T) {
 			require.Empty(t, b.pages(delayqueue.StateRunning, limit))
 		}
 		require.Zero(t, b.stats().Totals.Done)
-		_, err := b.queue.Peek(ctx, "string")
-		require.ErrorIs(t, err, delayqueue.ErrNotFound)
+		require.ErrorIs(t, errOf(b.queue.Peek(ctx, "string")), delayqueue.ErrNotFound)
 		for _, id := range []string{"torn", "bad"} {
 			require.ErrorIs(t, b.queue.Redrive(ctx, id, 0), delayqueue.ErrDamaged, id)
 			require.Equal(t, delayqueue.StateDead, b.status(id).State)
@@ -183,8 +182,7 @@ func TestOperations_OnJunk(t *testing.T) {
 
 func TestOperations_BadArgumentsAreRefusedBeforeRedis(t *testing.T) {
 	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-	q, err := delayqueue.New(nowhere, "q")
-	require.NoError(t, err)
+	q := of(delayqueue.New(nowhere, "q"))(t)
 	ctx := t.Context()
 	list := func(state delayqueue.State, cursor string, limit int) error {
 		_, _, err := q.List(ctx, state, cursor, limit)

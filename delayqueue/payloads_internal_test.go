@@ -36,8 +36,7 @@ func (q *longTest) add(job Job) {
 // left is for how long the payload of a message lives: less than zero without one.
 func (q *longTest) left(id string) time.Duration {
 	q.t.Helper()
-	left, err := q.rdb.PTTL(q.t.Context(), q.p.PayloadKey(id)).Result()
-	require.NoError(q.t, err)
+	left := of(q.rdb.PTTL(q.t.Context(), q.p.PayloadKey(id)).Result())(q.t)
 	return left
 }
 
@@ -65,8 +64,7 @@ func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	if left := q.left("id"); left < 9*day-time.Minute {
 		return violated("%s are left of what is dead for 9 days", left)
 	}
-	payload, err := q.Payload(t.Context(), "id")
-	require.NoError(t, err)
+	payload := of(q.Payload(t.Context(), "id"))(t)
 	require.Len(t, payload, store.MaxInline+1)
 	require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
 	if left := q.left("id"); left < 20*day {
@@ -115,15 +113,13 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 		q.add(Job{ID: "first", Key: "k", MaxAge: time.Hour})
 		q.add(Job{ID: "second", Key: "k", MaxAge: time.Hour})
 		fails.Store(1)
-		_, err := q.p.Claim(t.Context(), "token.1", time.Minute, 1)
-		require.Error(t, err)
+		require.Error(t, errOf(q.p.Claim(t.Context(), "token.1", time.Minute, 1)))
 		c := claimTest(t, q.Queue, "token.1", 1)[0]
 		require.Equal(t, []any{"first", 1, store.MaxInline + 1}, []any{c.message.ID, c.message.Attempt, len(c.message.Payload)})
 
 		fails.Store(1)
 		next := outcome{end: store.Finished, next: "token.2", ofKey: true}
-		_, err = settleOnce(c, next)
-		require.Error(t, err)
+		require.Error(t, errOf(settleOnce(c, next)))
 		s := settled(t, c, next)
 		require.True(t, s.Held)
 		require.Equal(t, []any{"second", 1, store.MaxInline + 1}, []any{s.Claimed.ID, s.Claimed.Attempts, len(s.Claimed.Payload)})
@@ -141,8 +137,7 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 			for i := range batch {
 				batch[i] = Job{ID: fmt.Sprint(at + i), Payload: payload(i), MaxAge: time.Hour}
 			}
-			_, err := storeTogether(q.p, batch...)
-			require.NoError(t, err)
+			require.NoError(t, errOf(storeTogether(q.p, batch...)))
 		}
 		records := 0
 		for _, rec := range q.rdb.HVals(t.Context(), q.p.Keys[store.KeyMessages]).Val() {
@@ -154,8 +149,7 @@ func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
 		enqueueTest(t, other, "other", "")
 		require.Equal(t, store.MaxInlineFull, other.manifests.partitions[0].Inline())
 		for _, i := range []int{0, messages - 1} {
-			stored, err := q.Payload(t.Context(), fmt.Sprint(i))
-			require.NoError(t, err)
+			stored := of(q.Payload(t.Context(), fmt.Sprint(i)))(t)
 			require.Equal(t, payload(i%store.BatchItems), stored)
 			require.Equal(t, i > 0, q.left(fmt.Sprint(i)) > 0, i)
 		}

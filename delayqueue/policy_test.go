@@ -27,8 +27,7 @@ func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
 		require.Equal(t, core.Reject(), d)
 
 		broken := errors.New("broken")
-		_, err = conflict(func() ([]byte, error) { return nil, broken })
-		require.ErrorIs(t, err, broken)
+		require.ErrorIs(t, errOf(conflict(func() ([]byte, error) { return nil, broken })), broken)
 
 		work := func() ([]byte, error) { return []byte("work"), nil }
 		d, err = conflict(work)
@@ -36,8 +35,7 @@ func TestPolicy_ACallThatCannotBeParkedIsRefused(t *testing.T) {
 		ticket, ok := d.Ticket()
 		require.True(t, ok)
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), ticket.ExpiresAt, time.Minute)
-		_, err = conflict(work)
-		require.ErrorIs(t, err, delayqueue.ErrQueueFull)
+		require.ErrorIs(t, errOf(conflict(work)), delayqueue.ErrQueueFull)
 	}, delayqueue.WithMaxDepth(1))
 }
 
@@ -45,8 +43,7 @@ func TestPolicy_CallsOfOneDeduplicationIDAreOneMessage(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		park := func(call core.Call) string {
 			call.Encode = func() ([]byte, error) { return []byte("work"), nil }
-			d, err := delayqueue.Policy(b.queue).OnConflict(t.Context(), core.Conflict{Call: call})
-			require.NoError(t, err)
+			d := of(delayqueue.Policy(b.queue).OnConflict(t.Context(), core.Conflict{Call: call}))(t)
 			ticket, _ := d.Ticket()
 			require.Equal(t, delayqueue.StateQueued, b.status(ticket.ID).State)
 			return ticket.ID
@@ -162,8 +159,7 @@ func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
 		{Key: "k", Coalesce: true, QuietPeriod: time.Second, MaxDelay: time.Hour},
 		{Key: "k", Coalesce: true, QuietPeriod: -time.Second, MaxDelay: time.Second},
 	} {
-		_, err := b.queue.Enqueue(t.Context(), job)
-		require.ErrorIs(t, err, delayqueue.ErrInvalidJob, "%+v", job)
+		require.ErrorIs(t, errOf(b.queue.Enqueue(t.Context(), job)), delayqueue.ErrInvalidJob, "%+v", job)
 	}
 	for _, p := range []core.ConflictPolicy{
 		delayqueue.Policy(nil), delayqueue.Coalesce(nil), delayqueue.Debounce(nil, time.Second, time.Minute), delayqueue.Debounce(b.queue, 0, time.Minute),
@@ -171,8 +167,7 @@ func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
 	} {
 		require.ErrorIs(t, b.other.Guard(p).Err(), core.ErrInvalidOption)
 	}
-	_, err := delayqueue.Policy(nil).OnConflict(t.Context(), core.Conflict{})
-	require.ErrorIs(t, err, core.ErrInvalidOption)
+	require.ErrorIs(t, errOf(delayqueue.Policy(nil).OnConflict(t.Context(), core.Conflict{})), core.ErrInvalidOption)
 }
 
 func TestDebounce_HoldsUpNobodyParked(t *testing.T) {

@@ -61,8 +61,7 @@ func must(err error) {
 // untilAWorkerDies starts a worker process, and kills it when done says so. It returns whether it died by itself.
 func (b *bench) untilAWorkerDies(attempts int, done func() bool) bool {
 	b.t.Helper()
-	config, err := json.Marshal(workerConfig{b.env.Addr, b.env.Prefix, attempts})
-	require.NoError(b.t, err)
+	config := of(json.Marshal(workerConfig{b.env.Addr, b.env.Prefix, attempts}))(b.t)
 	ctx, kill := context.WithCancel(b.t.Context())
 	cmd, died := exec.CommandContext(ctx, os.Args[0]), make(chan error, 1)
 	cmd.Env = append(os.Environ(), workerVar+"="+string(config))
@@ -121,8 +120,7 @@ func TestProcess_MessagesThatKillTheirWorkersBuryNoOthers(t *testing.T) {
 		work.Go(func() {
 			for i := range each {
 				job := delayqueue.Job{ID: id(fifo, i), Key: []string{fmt.Sprint("k", fifo), ""}[fifo%2], Name: map[bool]string{true: "poison"}[kills(fifo, i)]}
-				_, err := b.queue.Enqueue(t.Context(), job)
-				assert.NoError(t, err)
+				assert.NoError(t, errOf(b.queue.Enqueue(t.Context(), job)))
 			}
 		})
 	}

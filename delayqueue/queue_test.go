@@ -100,21 +100,16 @@ func TestQueue_BadJobsAreRefusedBeforeRedis(t *testing.T) {
 // TestQueue_BadOptionsAreRefusedAtConstruction is long since most of it is tables.
 func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
-	q, err := delayqueue.New(rdb, "Az09._-")
-	require.NoError(t, err)
+	q := of(delayqueue.New(rdb, "Az09._-"))(t)
 	require.Equal(t, "Az09._-", q.Name())
 	locker := testbed.NewLocker(t, rdb)
 	handler := func(context.Context, delayqueue.Message) error { return nil }
 
-	_, err = delayqueue.NewWorker(q, locker, handler, nil)
-	require.ErrorIs(t, err, core.ErrInvalidOption)
-	_, err = delayqueue.New(nil, "q")
-	require.ErrorIs(t, err, core.ErrInvalidOption)
-	_, err = delayqueue.New((*redis.Client)(nil), "q")
-	require.ErrorIs(t, err, core.ErrInvalidOption)
+	require.ErrorIs(t, errOf(delayqueue.NewWorker(q, locker, handler, nil)), core.ErrInvalidOption)
+	require.ErrorIs(t, errOf(delayqueue.New(nil, "q")), core.ErrInvalidOption)
+	require.ErrorIs(t, errOf(delayqueue.New((*redis.Client)(nil), "q")), core.ErrInvalidOption)
 	for _, name := range []string{"", "a b", "a{b}", "a:b", "é", strings.Repeat("n", 65)} {
-		_, err := delayqueue.New(rdb, name)
-		require.ErrorIs(t, err, core.ErrInvalidOption, "name %q", name)
+		require.ErrorIs(t, errOf(delayqueue.New(rdb, name)), core.ErrInvalidOption, "name %q", name)
 	}
 	for name, opt := range map[string]delayqueue.Option{
 		"nil":                      nil,
@@ -135,8 +130,7 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"nil observer":             delayqueue.WithQueueObserver(nil),
 		"nil pointer as observer":  delayqueue.WithQueueObserver((*watch)(nil)),
 	} {
-		_, err := delayqueue.New(rdb, "q", opt)
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorIs(t, errOf(delayqueue.New(rdb, "q", opt)), core.ErrInvalidOption, name)
 	}
 	for name, opt := range map[string]delayqueue.WorkerOption{
 		"no concurrency":   delayqueue.WithConcurrency(0),
@@ -151,19 +145,13 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"nil client":       delayqueue.WithHeartbeatClient((*redis.Client)(nil)),
 		"negative backoff": delayqueue.WithRetryBackoff(-1, time.Second),
 	} {
-		_, err := delayqueue.NewWorker(q, locker, handler, opt)
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorIs(t, errOf(delayqueue.NewWorker(q, locker, handler, opt)), core.ErrInvalidOption, name)
 	}
-	_, err = delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(30*time.Minute))
-	require.ErrorContains(t, err, "WithClaimLease(30m0s): want less than half of the queue's WithRetention, which is 1h0m0s")
-	_, err = delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(29*time.Minute))
-	require.NoError(t, err)
-	_, err = delayqueue.NewWorker(nil, locker, handler)
-	require.ErrorIs(t, err, core.ErrInvalidOption)
-	_, err = delayqueue.NewWorker(q, nil, handler)
-	require.ErrorIs(t, err, core.ErrInvalidOption)
-	_, err = delayqueue.NewWorker(q, locker, nil)
-	require.ErrorIs(t, err, core.ErrInvalidOption)
+	require.ErrorContains(t, errOf(delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(30*time.Minute))), "WithClaimLease(30m0s): want less than half of the queue's WithRetention, which is 1h0m0s")
+	require.NoError(t, errOf(delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(29*time.Minute))))
+	require.ErrorIs(t, errOf(delayqueue.NewWorker(nil, locker, handler)), core.ErrInvalidOption)
+	require.ErrorIs(t, errOf(delayqueue.NewWorker(q, nil, handler)), core.ErrInvalidOption)
+	require.ErrorIs(t, errOf(delayqueue.NewWorker(q, locker, nil)), core.ErrInvalidOption)
 }
 
 func TestQueue_TheCallersOwnContextIsReportedAsSuch(t *testing.T) {

@@ -138,13 +138,11 @@ func (m *moving) hold() map[time.Duration][]*core.Lease {
 	m.t.Helper()
 	held := map[time.Duration][]*core.Lease{}
 	for _, ttl := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second, 15 * time.Second} {
-		locker, err := core.New(m.cluster.Client(m.t), core.WithPrefix(m.env.Prefix), core.WithTTL(ttl))
-		require.NoError(m.t, err)
+		locker := of(core.New(m.cluster.Client(m.t), core.WithPrefix(m.env.Prefix), core.WithTTL(ttl)))(m.t)
 		m.t.Cleanup(func() { _ = locker.Close() })
 		for _, node := range m.nodes {
 			for _, key := range keysOn(m.t, m.cluster, node, ttl.String(), 5) {
-				lease, err := locker.TryAcquire(m.t.Context(), key)
-				require.NoError(m.t, err)
+				lease := of(locker.TryAcquire(m.t.Context(), key))(m.t)
 				held[ttl] = append(held[ttl], lease)
 			}
 		}
@@ -171,8 +169,7 @@ func moveTags(t *testing.T, c *redistest.Cluster, tags []string, to *redistest.S
 func expireAt(t *testing.T, node *redis.Client, tags []string, at time.Time) {
 	t.Helper()
 	for _, tag := range tags {
-		slot, err := node.ClusterKeySlot(t.Context(), tag).Result()
-		require.NoError(t, err)
+		slot := of(node.ClusterKeySlot(t.Context(), tag).Result())(t)
 		keys, err := node.ClusterGetKeysInSlot(t.Context(), int(slot), 1<<20).Result()
 		require.NoError(t, err)
 		_, err = node.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {

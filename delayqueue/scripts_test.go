@@ -32,8 +32,7 @@ func hookedQueue(t *testing.T, env *redistest.Env, name string, hooks []redis.Ho
 	for _, hook := range hooks {
 		rdb.AddHook(hook)
 	}
-	q, err := New(rdb, name, append(opts, WithPrefix(env.Prefix))...)
-	require.NoError(t, err)
+	q := of(New(rdb, name, append(opts, WithPrefix(env.Prefix))...))(t)
 	return q
 }
 
@@ -54,6 +53,18 @@ func claimOf(q *Queue, m *store.Message, token string) *claim {
 	return &claim{message: messageOf(m), stored: m, queue: q, partition: q.manifests.partitions[0], token: token, startBy: m.ExpiresAt}
 }
 
+// of returns what a call returned, without an error.
+func of[T any](v T, err error) func(t *testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		require.NoError(t, err)
+		return v
+	}
+}
+
+// errOf is the error of a call.
+func errOf[T any](_ T, err error) error { return err }
+
 func enqueueTest(t *testing.T, q *Queue, id, key string) {
 	t.Helper()
 	enqueueJob(t, q, Job{ID: id, Key: key, Payload: []byte("work")})
@@ -61,16 +72,14 @@ func enqueueTest(t *testing.T, q *Queue, id, key string) {
 
 func enqueueJob(t *testing.T, q *Queue, job Job) Receipt {
 	t.Helper()
-	receipt, err := q.Enqueue(t.Context(), job)
-	require.NoError(t, err)
+	receipt := of(q.Enqueue(t.Context(), job))(t)
 	return receipt
 }
 
 // claimTest claims up to n messages and returns their claims.
 func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 	t.Helper()
-	b, err := q.manifests.partitions[0].Claim(t.Context(), token, time.Minute, n)
-	require.NoError(t, err)
+	b := of(q.manifests.partitions[0].Claim(t.Context(), token, time.Minute, n))(t)
 	for _, m := range b.Messages {
 		claims = append(claims, claimOf(q, m, token))
 	}
@@ -102,8 +111,7 @@ func settleOnce(c *claim, v outcome) (*store.Settlement, error) {
 // settled is settleOnce without an error.
 func settled(t *testing.T, c *claim, v outcome) *store.Settlement {
 	t.Helper()
-	s, err := settleOnce(c, v)
-	require.NoError(t, err)
+	s := of(settleOnce(c, v))(t)
 	return s
 }
 
@@ -114,15 +122,13 @@ func settleTest(t *testing.T, c *claim, v outcome) (held bool) {
 
 func statusTest(t *testing.T, q *Queue, id string) Status {
 	t.Helper()
-	s, err := q.Status(t.Context(), id)
-	require.NoError(t, err)
+	s := of(q.Status(t.Context(), id))(t)
 	return s
 }
 
 func statsTest(t *testing.T, q *Queue) Stats {
 	t.Helper()
-	s, err := q.Stats(t.Context())
-	require.NoError(t, err)
+	s := of(q.Stats(t.Context()))(t)
 	return s
 }
 
@@ -187,8 +193,7 @@ func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
 		q := testQueue(t, env)
 		wait := func() time.Duration {
 			t.Helper()
-			b, err := q.manifests.partitions[0].Claim(t.Context(), ident.Random(16), 10*time.Second, 1)
-			require.NoError(t, err)
+			b := of(q.manifests.partitions[0].Claim(t.Context(), ident.Random(16), 10*time.Second, 1))(t)
 			return b.Wait
 		}
 		near := func(want time.Duration) {
@@ -221,21 +226,18 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	require.NoError(t, q.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	before := redistest.Keys(t, q.rdb, "p")
 
-	_, err := q.Enqueue(t.Context(), Job{ID: "more", Key: "more"})
-	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorIs(t, errOf(q.Enqueue(t.Context(), Job{ID: "more", Key: "more"})), core.ErrUnavailable)
 	require.ElementsMatch(t, before, redistest.Keys(t, q.rdb, "p"), "a refused job leaves nothing behind")
 
 	for _, c := range claims {
 		if c.message.ID == "reaped" {
 			continue
 		}
-		held, err := q.manifests.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, c.stored)
-		require.NoError(t, err)
+		held := of(q.manifests.partitions[0].Extend(t.Context(), q.rdb, time.Minute, false, c.stored))(t)
 		require.Equal(t, []bool{true}, held)
 		require.True(t, settleTest(t, c, outcome{end: ends[c.message.ID], delay: time.Minute}))
 	}
-	found, err := q.manifests.partitions[0].Wake(t.Context(), []string{"key of held"}, true)
-	require.NoError(t, err)
+	found := of(q.manifests.partitions[0].Wake(t.Context(), []string{"key of held"}, true))(t)
 	require.Equal(t, []store.Woken{store.WakeDue}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "held, reaped and queued")
 	require.ErrorIs(t, q.Redrive(t.Context(), "dead", 0), core.ErrUnavailable)
@@ -290,8 +292,7 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 				claims[1].end(outcome{end: store.Finished, ofKey: which == "key", next: "next1"}, time.Minute),
 			}
 			q.manifests.partitions[0].SettleTogether(batch)
-			due, err := q.rdb.ZRange(t.Context(), q.manifests.partitions[0].Keys[store.KeyWaiting], 0, -1).Result()
-			require.NoError(t, err)
+			due := of(q.rdb.ZRange(t.Context(), q.manifests.partitions[0].Keys[store.KeyWaiting], 0, -1).Result())(t)
 			var seen []string // what runs, or is due
 			for _, member := range due {
 				id, _, _ := strings.Cut(member, " ")
@@ -330,13 +331,11 @@ func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{end: store.Died}))
-		e, err := q.Peek(t.Context(), "id")
-		require.NoError(t, err)
+		e := of(q.Peek(t.Context(), "id"))(t)
 		now, before := deadLetters([]Entry{e})[0], store.Letter{ID: "id", Died: "1"}
 		p := q.manifests.partitions[0]
 
-		words, err := p.Redrive(t.Context(), time.Minute, before)
-		require.NoError(t, err)
+		words := of(p.Redrive(t.Context(), time.Minute, before))(t)
 		require.Equal(t, []store.Redriven{""}, words)
 		purged, err := p.Purge(t.Context(), store.Letter{ID: "none"}, before)
 		require.NoError(t, err)
@@ -469,8 +468,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 				for i := range batch {
 					batch[i] = Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}
 				}
-				_, err := storeTogether(p, batch...)
-				require.NoError(t, err)
+				require.NoError(t, errOf(storeTogether(p, batch...)))
 				claims = append(claims, claimTest(t, q, fmt.Sprint(name, ".", at+1), store.BatchItems)...)
 			}
 			require.GreaterOrEqual(t, len(claims), many)
@@ -486,8 +484,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		require.Equal(t, "next", s.Claimed.ID)
 		run("after")
 		for some := range slices.Chunk(before, extendBatch) {
-			held, err := p.Extend(t.Context(), q.rdb, time.Minute, false, storedOf(some)...)
-			require.NoError(t, err)
+			held := of(p.Extend(t.Context(), q.rdb, time.Minute, false, storedOf(some)...))(t)
 			require.NotContains(t, held, false)
 		}
 		again := claimNext(t, c, "any", "two")
@@ -498,8 +495,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 // lockerTest is a locker on the Redis of a queue.
 func lockerTest(t *testing.T, q *Queue) *core.Locker {
 	t.Helper()
-	locker, err := core.New(q.rdb, core.WithPrefix(q.prefix))
-	require.NoError(t, err)
+	locker := of(core.New(q.rdb, core.WithPrefix(q.prefix)))(t)
 	t.Cleanup(func() { _ = locker.Close() })
 	return locker
 }

@@ -170,6 +170,9 @@ func of[T any](v T, err error) func(t *testing.T) T {
 	}
 }
 
+// errOf is the error of a call.
+func errOf[T any](_ T, err error) error { return err }
+
 func (b *bench) status(id string) delayqueue.Status {
 	return of(b.queue.Status(b.t.Context(), id))(b.t)
 }
@@ -259,8 +262,7 @@ func next[T any](t *testing.T, ch <-chan T) T {
 // nothing but the release frees it during the test.
 func (b *bench) hold(key string) *core.Lease {
 	b.t.Helper()
-	lease, err := b.other.TryAcquire(b.t.Context(), key, core.LeaseTTL(time.Hour))
-	require.NoError(b.t, err)
+	lease := of(b.other.TryAcquire(b.t.Context(), key, core.LeaseTTL(time.Hour)))(b.t)
 	require.NoError(b.t, lease.Extend(b.t.Context(), time.Hour))
 	b.t.Cleanup(func() { _ = lease.Release(context.Background()) })
 	return lease

@@ -124,8 +124,7 @@ func plainRates(t *testing.T, parked int) (enqueued, ran rate) {
 	exec := func(add func(pipe redis.Pipeliner)) {
 		pipe := rdb.Pipeline()
 		add(pipe)
-		_, err := pipe.Exec(ctx)
-		require.NoError(t, err)
+		require.NoError(t, errOf(pipe.Exec(ctx)))
 	}
 	record := strings.Repeat("r", 130) // with a payload of 64 bytes
 	enqueue := func(n int) {
@@ -193,11 +192,9 @@ func measure(t *testing.T, rdb *redis.Client, n float64, do func()) rate {
 func computed(t *testing.T, servers ...*redis.Client) (seconds float64) {
 	t.Helper()
 	for _, rdb := range servers {
-		info, err := rdb.InfoMap(t.Context(), "cpu").Result()
-		require.NoError(t, err)
+		info := of(rdb.InfoMap(t.Context(), "cpu").Result())(t)
 		for _, name := range []string{"used_cpu_user_main_thread", "used_cpu_sys_main_thread"} {
-			s, err := strconv.ParseFloat(info["CPU"][name], 64)
-			require.NoError(t, err)
+			s := of(strconv.ParseFloat(info["CPU"][name], 64))(t)
 			seconds += s
 		}
 	}

@@ -26,8 +26,7 @@ func TestStop_AWorkerStartsOnce(t *testing.T) {
 	require.NoError(t, w.Stop(t.Context()), "twice")
 	require.ErrorIs(t, w.Start(), delayqueue.ErrStopped)
 
-	never, err := delayqueue.NewWorker(b.queue, b.locker, r.handle)
-	require.NoError(t, err)
+	never := of(delayqueue.NewWorker(b.queue, b.locker, r.handle))(t)
 	require.NoError(t, never.Stop(t.Context()), "before Start")
 	require.ErrorIs(t, never.Start(), delayqueue.ErrStopped)
 

@@ -67,8 +67,7 @@ func TestTrace_TravelsWithTheMessage(t *testing.T) {
 			}
 			for id, payload := range payloads {
 				enqueueJob(t, q, Job{ID: id, Key: id, Payload: payload, Trace: trace(id)})
-				stored, err := q.Payload(t.Context(), id)
-				require.NoError(t, err)
+				stored := of(q.Payload(t.Context(), id))(t)
 				require.Equal(t, string(payload), string(stored))
 			}
 			w, err := NewWorker(q, lockerTest(t, q), func(_ context.Context, m Message) error {
@@ -125,8 +124,7 @@ func TestTrace_OfAnObserver(t *testing.T) {
 		seen := &giver{traces: traces{all: map[string][]string{}}}
 		q := testQueue(t, env, WithQueueObserver(seen))
 		locker := lockerTest(t, q)
-		lease, err := locker.TryAcquire(t.Context(), "held")
-		require.NoError(t, err)
+		lease := of(locker.TryAcquire(t.Context(), "held"))(t)
 		defer func() { _ = lease.Release(context.Background()) }()
 		w, err := NewWorker(q, locker, func(_ context.Context, m Message) error {
 			seen.note("ran", m.ID, m.Trace)
@@ -166,8 +164,7 @@ func TestTrace_OfAnObserver(t *testing.T) {
 			require.Equal(t, []string{"parking in q ", "enqueued "}, park(trace))
 		}
 
-		_, err = q.Enqueue(t.Context(), Job{ID: "invalid", Trace: "00-a-b-01"})
-		require.ErrorIs(t, err, ErrInvalidJob, "it hides no mistake of the caller")
+		require.ErrorIs(t, errOf(q.Enqueue(t.Context(), Job{ID: "invalid", Trace: "00-a-b-01"})), ErrInvalidJob, "it hides no mistake of the caller")
 	})
 }
 

@@ -56,20 +56,6 @@ func inPartition(i uint32, name string) string {
 	}
 }
 
-// explosive is a Locker's observer that panics at the first outcome, and at each release.
-type explosive struct {
-	core.NopObserver
-	outcomes atomic.Int64
-}
-
-func (o *explosive) OnOutcome(context.Context, core.Outcome) {
-	if o.outcomes.Add(1) == 1 {
-		panic("outcome")
-	}
-}
-
-func (o *explosive) OnReleased(context.Context, core.Released) { panic("released") }
-
 // losesClaim loses the first reply to a claim that brings messages, and tells when. Meanwhile it does something.
 func (b *bench) losesClaim(meanwhile func() error) (q *delayqueue.Queue, lost chan struct{}) {
 	b.t.Helper()
@@ -215,12 +201,10 @@ func (mistaken) OnSettled(context.Context, delayqueue.Settled)   { panic("an obs
 func (mistaken) OnReaped(context.Context, delayqueue.Reaped)     { panic("an observer's mistake") }
 func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an observer's mistake") }
 
-// Neither an observer of the queue, of the worker, or of its Locker.
+// Neither an observer of the queue, nor of the worker.
 func TestRegression_AnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		b.locker = b.newLocker(core.WithObserver(&explosive{}))
-		_, err := b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})
-		require.NoError(t, err)
+		require.NoError(t, errOf(b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})))
 		old := b.enqueue(delayqueue.Job{Key: "old", MaxAge: 20 * time.Millisecond})
 		time.Sleep(50 * time.Millisecond)
 		var r ran
@@ -322,8 +306,7 @@ func TestRegression_AMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) 
 				}
 				return next(ctx, cmd)
 			}))
-			_, err := b.newQueue(rdb, delayqueue.WithPartitions(2)).Status(t.Context(), id)
-			require.NoError(t, err, "partition %d is down", down)
+			require.NoError(t, errOf(b.newQueue(rdb, delayqueue.WithPartitions(2)).Status(t.Context(), id)), "partition %d is down", down)
 		}
 	}, delayqueue.WithPartitions(2))
 }

@@ -119,6 +119,7 @@ func TestCancel_TellsWhatItCannotCancel(t *testing.T) {
 		}
 		delayed := b.enqueue(delayqueue.Job{Delay: time.Minute})
 		require.NoError(t, b.queue.Cancel(ctx, delayed))
+		require.NoError(t, b.queue.Cancel(ctx, delayed), "twice is once")
 	}, delayqueue.WithPartitions(3))
 }
 
@@ -130,8 +131,7 @@ func TestResult_IsKeptWithItsMessage(t *testing.T) {
 				env.Prefix += name
 				b := setup(t, &env, append(opts, delayqueue.WithMaxResult(10))...)
 				id := b.enqueue(delayqueue.Job{Key: "k", Name: "n", Principal: "me", Payload: []byte("secret")}) // all of it seals the result
-				_, err := b.queue.Result(t.Context(), id)
-				require.ErrorIs(t, err, delayqueue.ErrNotFound)
+				require.ErrorIs(t, errOf(b.queue.Result(t.Context(), id)), delayqueue.ErrNotFound)
 				b.start(func(ctx context.Context, m delayqueue.Message) error {
 					if err := delayqueue.SetResult(ctx, make([]byte, 11)); !errors.Is(err, delayqueue.ErrResultTooLarge) {
 						return delayqueue.SkipRetry(fmt.Errorf("too large: %w", err))
@@ -203,8 +203,7 @@ func TestMiddleware_WrapsTheHandlerFromOutsideIn(t *testing.T) {
 	require.Equal(t, []string{"outer", "middle", "inner", "handler"}, order)
 
 	for _, m := range []delayqueue.Middleware{nil, func(delayqueue.Handler) delayqueue.Handler { return nil }} {
-		_, err := delayqueue.NewWorker(b.queue, b.locker, (&ran{}).handle, delayqueue.WithMiddleware(m))
-		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorIs(t, errOf(delayqueue.NewWorker(b.queue, b.locker, (&ran{}).handle, delayqueue.WithMiddleware(m))), core.ErrInvalidOption)
 	}
 }
 
@@ -215,8 +214,7 @@ func TestRegression_AHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T)
 			q := testbed.NewQueue(t, b.rdb, "other", delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithEncryption(ringOf(id)))
 			return q
 		}
-		ticket, err := ring("a").Enqueue(t.Context(), delayqueue.Job{Payload: []byte("x")})
-		require.NoError(t, err)
+		ticket := of(ring("a").Enqueue(t.Context(), delayqueue.Job{Payload: []byte("x")}))(t)
 		reader := ring("b")
 		b.start(func(ctx context.Context, _ delayqueue.Message) error {
 			_, err := reader.Payload(ctx, ticket.ID)
@@ -247,5 +245,18 @@ func TestConflict_AHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
 		s := b.status(first)
 		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
 		require.Equal(t, s.Conflicts, r.all()[len(others)].Conflicts)
+	}, delayqueue.WithMaxAttempts(1))
+}
+
+func TestConflict_AConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			if m.Conflicts < 2 {
+				return fmt.Errorf("of another key: %w", core.ErrConflict)
+			}
+			return nil
+		})
+		s := b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		require.Equal(t, [2]int{1, 2}, [2]int{s.Attempts, s.Conflicts})
 	}, delayqueue.WithMaxAttempts(1))
 }
