@@ -171,7 +171,8 @@ func TestRegression_AKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
 // Dead letters with large payloads refuse nothing, and leave what is open its whole room.
 func TestHistory_LargeDeadLettersRefuseNothing(t *testing.T) {
 	var warned watch
-	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(1), delayqueue.WithMaxPayload(32<<10), delayqueue.WithMaxBytes(2<<20), delayqueue.WithQueueObserver(&warned))
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(1), delayqueue.WithMaxPayload(32<<10), delayqueue.WithMaxBytes(2<<20),
+		delayqueue.WithQueueObserver(&warned))
 	payload := make([]byte, 32<<10)
 	w := b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") }, delayqueue.WithConcurrency(4))
 	var ids []string

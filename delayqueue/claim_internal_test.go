@@ -23,8 +23,7 @@ import (
 
 // A process that was frozen past the end of its claim, or beyond its message's age, goes on before its timers do.
 func TestClaim_AClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		var runs int
 		var frozen *claim
 		freeze := func() {
@@ -334,13 +333,14 @@ func TestClaim_TakesNoSlotBesideAMessageThatIsToRunAlone(t *testing.T) {
 		<-w.slots.alone
 		w.moreSlots <- struct{}{}
 		require.Equal(t, 1, <-taken)
+		w.slots.free(1)
+		require.True(t, w.slots.take(), "there is room for what is claimed already")
 	})
 }
 
 // Pause, or Stop, comes after a turn decided to go on, and before its settlement.
 func TestPause_ASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		w, _ := internalWorker(t, q, func(context.Context, Message) error { return nil })
 		enqueueTest(t, q, "first", "k")
 		enqueueTest(t, q, "behind", "k")

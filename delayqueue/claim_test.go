@@ -143,7 +143,7 @@ func TestWithAcquireOptions_AreChecked(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 		require.ErrorContains(t, err, "WithAcquireOptions", name)
 	}
-	require.NoError(t, errOf(delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(), delayqueue.WithAcquireOptions(core.Counted(1), core.Named("n", "")))))
+	of(delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(), delayqueue.WithAcquireOptions(core.Counted(1), core.Named("n", ""))))(t)
 }
 
 func TestHeartbeat_HeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {

@@ -286,8 +286,7 @@ func (p *history) crowd() {
 
 // Whose dead letters are may be lost: they stay, and no worker asks at once whether they go.
 func TestHistory_LettersOfNobodyAreNotPolled(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		p := &history{t: t, q: q}
 		for range 2 {
 			p.dies("", "pay", "mallory", 0)

@@ -236,22 +236,18 @@ func TestLine_IsInOrderWithPositions(t *testing.T) {
 
 func TestLine_RefusesWhatCannotWork(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	_, _, err := b.queue.Line(t.Context(), "", "", 10)
-	require.ErrorIs(t, err, core.ErrInvalidKey)
+	require.ErrorIs(t, errOf3(b.queue.Line(t.Context(), "", "", 10)), core.ErrInvalidKey)
 	for _, limit := range []int{0, -1, 1001} {
-		_, _, err = b.queue.Line(t.Context(), "k", "", limit)
-		require.ErrorIs(t, err, delayqueue.ErrInvalidArgument)
+		require.ErrorIs(t, errOf3(b.queue.Line(t.Context(), "k", "", limit)), delayqueue.ErrInvalidArgument)
 	}
 	b.enqueue(delayqueue.Job{Key: "k"})
 	b.enqueue(delayqueue.Job{Key: "k"})
 	_, cursor, err := b.queue.Line(t.Context(), "k", "", 1)
 	require.NoError(t, err)
 	for _, bad := range []string{"junk", "%", cursor + "x"} {
-		_, _, err = b.queue.Line(t.Context(), "other", bad, 1)
-		require.ErrorIs(t, err, delayqueue.ErrInvalidArgument)
+		require.ErrorIs(t, errOf3(b.queue.Line(t.Context(), "other", bad, 1)), delayqueue.ErrInvalidArgument)
 	}
-	_, _, err = b.queue.Line(t.Context(), "other", cursor, 1)
-	require.ErrorIs(t, err, delayqueue.ErrInvalidArgument)
+	require.ErrorIs(t, errOf3(b.queue.Line(t.Context(), "other", cursor, 1)), delayqueue.ErrInvalidArgument)
 }
 
 func TestCount_IsWhatTheActionWouldChange(t *testing.T) {
@@ -284,10 +280,8 @@ func TestCount_IsWhatTheActionWouldChange(t *testing.T) {
 		want = count(delayqueue.StateDead, f)
 		require.EqualValues(t, want, b.purgeAll(f))
 
-		_, _, err := b.queue.Count(ctx, delayqueue.StateDone, delayqueue.Filter{})
-		require.ErrorIs(t, err, delayqueue.ErrInvalidArgument)
-		_, _, err = b.queue.Count(ctx, delayqueue.StateQueued, delayqueue.Filter{DiedFrom: time.Now()})
-		require.ErrorIs(t, err, delayqueue.ErrInvalidArgument)
+		require.ErrorIs(t, errOf3(b.queue.Count(ctx, delayqueue.StateDone, delayqueue.Filter{})), delayqueue.ErrInvalidArgument)
+		require.ErrorIs(t, errOf3(b.queue.Count(ctx, delayqueue.StateQueued, delayqueue.Filter{DiedFrom: time.Now()})), delayqueue.ErrInvalidArgument)
 		gone, cancel := context.WithCancel(ctx)
 		cancel()
 		_, exact, err := b.queue.Count(gone, delayqueue.StateQueued, delayqueue.Filter{})

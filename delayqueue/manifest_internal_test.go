@@ -13,8 +13,7 @@ import (
 
 // What another process has changed is seen in time by one that is never refused.
 func TestManifest_IsReadAgain(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env, WithService("shop"))
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		agreed := func() error {
 			_, err := q.manifests.agreed(t.Context(), "test")
 			return err
@@ -38,7 +37,7 @@ func TestManifest_IsReadAgain(t *testing.T) {
 		require.ErrorIs(t, agreed(), ErrOtherService, "it is read before the call")
 		require.NoError(t, q.rdb.HSet(t.Context(), q.manifests.manifestKey(), "service", "shop").Err())
 		require.NoError(t, agreed())
-	})
+	}, WithService("shop"))
 }
 
 // Redis has lost all, and another process has begun the queue anew, in other partitions. Who asks a process that

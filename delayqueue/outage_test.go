@@ -175,12 +175,22 @@ func TestTwoRedises_ParkedAndWokenAndDrained(t *testing.T) {
 	}
 }
 
-// The queue's Redis is away: what would be parked is refused as unavailable, and locks work.
+// The queue's Redis is away: what would be parked is refused as unavailable, locks work, and a handler is told that its claim is lost.
 func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
 	eachAway(t, func(a *apart) *redistest.Proxy { return a.queues }, func(t *testing.T, a *apart, goes, returns func()) {
 		held := a.hold("k")
 		id := a.park("k")
-		a.start((&ran{}).handle, delayqueue.WithClaimLease(2*time.Second))
+		started, lost := make(chan struct{}), make(chan struct{})
+		a.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Key == "" && m.Attempt == 1 {
+				close(started)
+				<-ctx.Done()
+				close(lost)
+			}
+			return nil
+		}, delayqueue.WithClaimLease(2*time.Second))
+		long := a.enqueue(delayqueue.Job{})
+		next(t, started)
 		redistest.Eventually(t, func() bool { return a.status(id).Conflicts > 0 }, "a worker works")
 		before := a.status(id)
 		goes()
@@ -193,7 +203,9 @@ func TestTwoRedises_TheQueuesIsAway(t *testing.T) {
 		}
 		require.ErrorIs(t, errOf(a.locker.TryAcquire(t.Context(), "k")), core.ErrConflict)
 		require.NoError(t, held.Release(t.Context()))
+		next(t, lost) // its claim could not be extended
 		returns()
+		a.reaches(long, delayqueue.StateDone)
 		s := a.waitFor(id)
 		require.Equal(t, delayqueue.StateDone, s.State)
 		require.LessOrEqual(t, s.Attempts-s.Losses, 1, "a claim whose reply was lost counts as a loss")

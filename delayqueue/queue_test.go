@@ -147,7 +147,8 @@ func TestQueue_BadOptionsAreRefusedAtConstruction(t *testing.T) {
 	} {
 		require.ErrorIs(t, errOf(delayqueue.NewWorker(q, locker, handler, opt)), core.ErrInvalidOption, name)
 	}
-	require.ErrorContains(t, errOf(delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(30*time.Minute))), "WithClaimLease(30m0s): want less than half of the queue's WithRetention, which is 1h0m0s")
+	require.ErrorContains(t, errOf(delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(30*time.Minute))),
+		"WithClaimLease(30m0s): want less than half of the queue's WithRetention, which is 1h0m0s")
 	require.NoError(t, errOf(delayqueue.NewWorker(q, locker, handler, delayqueue.WithClaimLease(29*time.Minute))))
 	require.ErrorIs(t, errOf(delayqueue.NewWorker(nil, locker, handler)), core.ErrInvalidOption)
 	require.ErrorIs(t, errOf(delayqueue.NewWorker(q, nil, handler)), core.ErrInvalidOption)

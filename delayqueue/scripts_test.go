@@ -62,6 +62,12 @@ func of[T any](v T, err error) func(t *testing.T) T {
 	}
 }
 
+// eachQueue runs a test of a queue with these options on each Redis.
+func eachQueue(t *testing.T, test func(t *testing.T, q *Queue), opts ...Option) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, testQueue(t, env, opts...)) })
+}
+
 // errOf is the error of a call.
 func errOf[T any](_ T, err error) error { return err }
 
@@ -133,8 +139,7 @@ func statsTest(t *testing.T, q *Queue) Stats {
 }
 
 func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		for i := range 6 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 		}
@@ -153,8 +158,7 @@ func TestScripts_AClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 
 // Its reply was lost, and it was sent again; its first copy comes to Redis when its sender has gone on.
 func TestScripts_AClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		for i := range 5 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 		}
@@ -169,8 +173,7 @@ func TestScripts_AClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
 
 // A receipt for each fetcher, and those of the dead are forgotten.
 func TestReceipts_AreBounded(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		p := q.manifests.partitions[0]
 		for i := range 700 {
 			require.NoError(t, q.rdb.HSet(t.Context(), p.Keys[store.KeyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
@@ -189,8 +192,7 @@ func TestReceipts_AreBounded(t *testing.T) {
 }
 
 func TestScripts_AClaimTellsWhenToLookAgain(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		wait := func() time.Duration {
 			t.Helper()
 			b := of(q.manifests.partitions[0].Claim(t.Context(), ident.Random(16), 10*time.Second, 1))(t)
@@ -247,9 +249,8 @@ func TestScripts_AFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 }
 
 func TestScripts_WhatACallClaimsIsBoundedInBytes(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		const keys, size = 12, 512 << 10
-		q := testQueue(t, env)
 		for i := range 2 * keys {
 			enqueueJob(t, q, Job{Key: fmt.Sprint("k", i%keys), Payload: make([]byte, size)})
 		}
@@ -311,8 +312,7 @@ func TestScripts_WhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 }
 
 func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		enqueueTest(t, q, "id", "k")
 		enqueueTest(t, q, "behind", "k")
 		c := claimTest(t, q, "1", 1)[0]
@@ -327,8 +327,7 @@ func TestScripts_AMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 }
 
 func TestScripts_ADeadLetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		enqueueTest(t, q, "id", "k")
 		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{end: store.Died}))
 		e := of(q.Peek(t.Context(), "id"))(t)
@@ -392,8 +391,7 @@ func TestScripts_ASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 
 // Workers with other claim leases share its queue: it is sent again together with theirs.
 func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		for _, id := range []string{"a", "b", "c"} {
 			enqueueTest(t, q, id, "")
 		}
@@ -408,8 +406,7 @@ func TestScripts_ASettlementThatIsSentAgainAmongLongerLeasesBringsWhatItClaimed(
 }
 
 func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		enqueueTest(t, q, "id", "k")
 		c := claimTest(t, q, "one", 1)[0]
 		for i := range 5 {
@@ -434,8 +431,7 @@ func TestScripts_ADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 
 // What a settlement claimed is looked for when it is sent again. Junk among what runs brings no message.
 func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env)
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		p := q.manifests.partitions[0]
 		enqueueTest(t, q, "id", "k")
 		enqueueTest(t, q, "stranger", "l")
@@ -459,8 +455,7 @@ func TestScripts_JunkAmongWhatRunsIsNoMessage(t *testing.T) {
 // Others that run are claimed, or extended, before the settlement and after it, in any number.
 func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 	const many = 1500
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := testQueue(t, env, WithMaxDepth(4*many))
+	eachQueue(t, func(t *testing.T, q *Queue) {
 		p := q.manifests.partitions[0]
 		run := func(name string) (claims []*claim) {
 			for at := 0; at < many; at += store.BatchItems {
@@ -489,7 +484,7 @@ func TestScripts_WhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		}
 		again := claimNext(t, c, "any", "two")
 		require.Equal(t, s.Claimed, again.Claimed)
-	})
+	}, WithMaxDepth(4*many))
 }
 
 // lockerTest is a locker on the Redis of a queue.

@@ -170,8 +170,9 @@ func of[T any](v T, err error) func(t *testing.T) T {
 	}
 }
 
-// errOf is the error of a call.
-func errOf[T any](_ T, err error) error { return err }
+// errOf and errOf3 are the error of a call.
+func errOf[T any](_ T, err error) error          { return err }
+func errOf3[T, U any](_ T, _ U, err error) error { return err }
 
 func (b *bench) status(id string) delayqueue.Status {
 	return of(b.queue.Status(b.t.Context(), id))(b.t)
