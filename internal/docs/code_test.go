@@ -27,16 +27,16 @@ import (
 // declares need not be. "…" stands for what is left out.
 func TestGo_Compiles(t *testing.T) {
 	t.Parallel()
-	var code []string
+	var code strings.Builder
 	for _, path := range files(t, ".go") {
 		source, err := os.ReadFile(filepath.Join(root, path))
 		require.NoError(t, err)
-		code = append(code, "\n"+string(source))
+		code.WriteString("\n" + string(source) + "\f")
 	}
 	packages := load(t)
 	for _, d := range documents(t) {
 		for _, b := range d.code {
-			if b.language == "go" && !stands(code, b.text) {
+			if b.language == "go" && !stands(code.String(), b.text) {
 				for _, problem := range packages.check(b) {
 					t.Errorf("%s:%d: stands in no file, and does not compile: %s\n%s", d.path, b.line, problem, b.text)
 				}
@@ -62,14 +62,14 @@ func TestYAML_IsValid(t *testing.T) {
 	}
 }
 
-// stands reports whether one of the files has the lines, which may be indented there.
-func stands(files []string, lines string) bool {
+var lineBegins = regexp.MustCompile(`(?m)^(.)`)
+
+// stands reports whether the code of the files has the lines, which may be indented there.
+func stands(code, lines string) bool {
 	for indent := range 4 {
-		indented := regexp.MustCompile(`(?m)^(.)`).ReplaceAllString(lines, strings.Repeat("\t", indent)+"$1")
-		for _, file := range files {
-			if strings.Contains(file, "\n"+indented) {
-				return true
-			}
+		indented := "\n" + lineBegins.ReplaceAllString(lines, strings.Repeat("\t", indent)+"$1")
+		if strings.Contains(code, indented) {
+			return true
 		}
 	}
 	return false
@@ -78,7 +78,9 @@ func stands(files []string, lines string) bool {
 // packages are those that the repository's main module links, by their import paths.
 type packages struct {
 	export map[string]string // the file of what a package exports
-	path   map[string]string // by the package's name: ours before others
+	files  *token.FileSet
+	types.Importer
+	path map[string]string // by the package's name: ours before others
 }
 
 func load(t *testing.T) packages {
@@ -87,7 +89,8 @@ func load(t *testing.T) packages {
 	list.Dir = root
 	out, err := list.Output()
 	require.NoError(t, err)
-	p := packages{export: map[string]string{}, path: map[string]string{}}
+	p := packages{export: map[string]string{}, path: map[string]string{}, files: token.NewFileSet()}
+	p.Importer = importer.ForCompiler(p.files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(p.export[path]) })
 	for line := range strings.Lines(string(out)) {
 		words := strings.Fields(line)
 		if len(words) < 3 {
@@ -136,12 +139,11 @@ var statementLeftOut = regexp.MustCompile(`(^|\s)…`)
 func (p packages) check(b block) (problems []string) {
 	text := statementLeftOut.ReplaceAllString(b.text, "${1}panic(0)")
 	text = strings.ReplaceAll(text, "…", "")
-	files := token.NewFileSet()
 	source := fmt.Sprintf("package p\nfunc _(%s) error {\n%s\npanic(0)\n}\n", b.scaffold, text) + common
-	file, err := parser.ParseFile(files, "", source, 0)
+	file, err := parser.ParseFile(p.files, "", source, 0)
 	if err != nil {
 		source = "package p\n" + text + common
-		file, err = parser.ParseFile(files, "", source, 0)
+		file, err = parser.ParseFile(p.files, "", source, 0)
 	}
 	if err != nil {
 		return []string{err.Error()}
@@ -154,18 +156,18 @@ func (p packages) check(b block) (problems []string) {
 			fmt.Fprintf(&imports, "import %s %q\n", ident.Name, path)
 		}
 	}
-	file, err = parser.ParseFile(files, "", strings.Replace(source, "package p\n", "package p\n"+imports.String(), 1), 0)
+	file, err = parser.ParseFile(p.files, "", strings.Replace(source, "package p\n", "package p\n"+imports.String(), 1), 0)
 	if err != nil {
 		return []string{err.Error()}
 	}
 	config := types.Config{
-		Importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(p.export[path]) }),
+		Importer: p,
 		Error: func(err error) {
 			if e, ok := errors.AsType[types.Error](err); !ok || !e.Soft { // soft: a variable that is not used
 				problems = append(problems, err.Error())
 			}
 		},
 	}
-	_, _ = config.Check("p", files, []*ast.File{file}, nil)
+	_, _ = config.Check("p", p.files, []*ast.File{file}, nil)
 	return problems
 }

@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -30,28 +31,31 @@ type listed struct {
 }
 
 // list returns the packages of the modules that users import, and all that those import, by path.
-func list(t *testing.T) map[string]listed {
-	t.Helper()
+var list = sync.OnceValues(func() (map[string]listed, error) {
 	all := map[string]listed{}
 	for _, module := range []string{"", "lockotel", "lockprom", "cmd/perkey"} {
-		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Name,Dir,GoFiles,Module", "./...")
+		list := exec.Command("go", "list", "-deps", "-json=ImportPath,Name,Dir,GoFiles,Module", "./...")
 		list.Dir = filepath.Join(root, module)
 		out, err := list.Output()
-		require.NoError(t, err)
+		if err != nil {
+			return nil, err
+		}
 		for packages := json.NewDecoder(strings.NewReader(string(out))); ; {
 			var p listed
 			err := packages.Decode(&p)
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			require.NoError(t, err)
+			if err != nil {
+				return nil, err
+			}
 			if before := all[p.ImportPath]; before.Module == nil || !before.Module.Main {
 				all[p.ImportPath] = p
 			}
 		}
 	}
-	return all
-}
+	return all, nil
+})
 
 // documented is a package with its doc comments.
 type documented struct {
@@ -155,7 +159,8 @@ var looksLinked = regexp.MustCompile(`\[\*?(\w+\.)*[A-Z]\w*\]`)
 // A link that resolves to nothing is shown in its brackets, and misleads a reader.
 func TestDocComments_LinksResolve(t *testing.T) {
 	t.Parallel()
-	all := list(t)
+	all, err := list()
+	require.NoError(t, err)
 	parsed := map[string]documented{}
 	get := func(path string) documented {
 		d, ok := parsed[path]
@@ -228,8 +233,10 @@ var article = regexp.MustCompile(`^(A|An|The) `)
 // What users see of a package has a comment, which begins with the name.
 func TestDocComments_EveryExportedNameHasOne(t *testing.T) {
 	t.Parallel()
+	all, err := list()
+	require.NoError(t, err)
 	var wrong []string
-	for path, p := range list(t) {
+	for path, p := range all {
 		if p.Module == nil || !p.Module.Main || p.Name == "main" || len(p.GoFiles) == 0 || strings.Contains(path+"/", "/internal/") {
 			continue
 		}

@@ -100,7 +100,7 @@ func TestListener_ASubscriptionFollowsEachFailoverOfSentinels(t *testing.T) {
 		l.Start()
 		listeners = append(listeners, l)
 	}
-	for round := range int64(3) {
+	for round := range int64(2) {
 		redistest.Eventually(t, func() bool { return ups.Load() == several*(round+1) }, "subscriptions")
 		for _, l := range listeners {
 			require.True(t, l.Up())
