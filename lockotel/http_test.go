@@ -9,7 +9,6 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/contrib/instrumentation/github.com/gin-gonic/gin/otelgin"
-	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/propagation"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -35,14 +34,6 @@ func ginService(tr tracing, guard *core.Guard) http.Handler {
 	return r
 }
 
-// netService parks at /orders/{id}, behind otelhttp.
-func netService(tr tracing, guard *core.Guard) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("POST /orders/{id}", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.WithAnonymous())(
-		http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { handled(r.Context(), tr) })))
-	return otelhttp.NewHandler(mux, "shop", otelhttp.WithTracerProvider(tr.TracerProvider), otelhttp.WithPropagators(propagation.TraceContext{}))
-}
-
 // handled makes the span of what a handler does.
 func handled(ctx context.Context, tr tracing) {
 	_, span := tr.Tracer("test").Start(ctx, "handled")
@@ -60,59 +51,44 @@ func (tr tracing) servers() (spans []sdk.ReadOnlySpan) {
 }
 
 // The client's span is the parent of the server's, which is that of the call that was refused its key and of "park". The
-// replay's is the child of "run", which is linked to "park".
+// replay's is the child of "run", which is linked to "park". The same with otelhttp, and without a client's span: Example.
 func TestHTTP_AReplayIsLinkedToTheRequestThatParkedIt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		for name, service := range map[string]func(tracing, *core.Guard) http.Handler{"POST /orders/:id": ginService, "POST /orders/{id}": netService} {
-			for client, sent := range map[string]string{"traced": clients, "not traced": ""} {
-				t.Run(name+" "+client, func(t *testing.T) { requireLinkedReplay(t, env, name, service, sent) })
-			}
+		tr := newTracing()
+		queue := newQueue(t, env, tr)
+		l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(core.NopObserver{}, tr.option())))
+		handler := ginService(tr, l.Guard(delayqueue.Policy(queue)))
+		lease, err := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix)).Acquire(t.Context(), "order:7")
+		require.NoError(t, err)
+
+		url, client := testbed.Serve(t, handler)
+		r := testbed.ToServer(t.Context(), t, url+"/orders/7", "work")
+		r.Header.Set("Traceparent", clients)
+		answer, err := testbed.Send(client, r)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusAccepted, answer.Status, answer.Body)
+		require.NoError(t, lease.Release(t.Context()))
+		work(t, tr, queue, l, httplock.Replay(handler))
+		redistest.Eventually(t, func() bool { return len(tr.named("run ship")) == 1 && len(tr.servers()) == 2 }, "it ran")
+
+		server, replayed := tr.servers()[0], tr.servers()[1]
+		if replayed.StartTime().Before(server.StartTime()) {
+			server, replayed = replayed, server
 		}
+		require.Equal(t, strings.Split(clients, "-")[2], server.Parent().SpanID().String())
+		refused, park, run := tr.one(t, "perkey.acquire"), tr.one(t, "park ship"), tr.one(t, "run ship")
+		require.Equal(t, "deferred", attributesOf(refused)["perkey.outcome"])
+		for _, child := range []sdk.ReadOnlySpan{refused, park} {
+			require.Equal(t, server.SpanContext().SpanID(), child.Parent().SpanID(), child.Name())
+			require.Equal(t, server.SpanContext().TraceID(), child.SpanContext().TraceID(), child.Name())
+			require.Equal(t, "POST /orders/:id", attributesOf(child)["perkey.name"])
+		}
+		require.False(t, run.Parent().IsValid())
+		require.Len(t, run.Links(), 1)
+		require.Equal(t, park.SpanContext().SpanID(), run.Links()[0].SpanContext.SpanID())
+		require.Equal(t, park.SpanContext().TraceID(), run.Links()[0].SpanContext.TraceID())
+		require.Equal(t, run.SpanContext().SpanID(), replayed.Parent().SpanID(), "the replay is a child of its run")
+		require.Equal(t, run.SpanContext().TraceID(), replayed.SpanContext().TraceID())
+		require.Equal(t, replayed.SpanContext().SpanID(), tr.one(t, "handled").Parent().SpanID())
 	})
-}
-
-func requireLinkedReplay(t *testing.T, env *redistest.Env, name string, service func(tracing, *core.Guard) http.Handler, sent string) {
-	t.Helper()
-	tr := newTracing()
-	queue := newQueue(t, env, tr)
-	l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(core.NopObserver{}, tr.option())))
-	handler := service(tr, l.Guard(delayqueue.Policy(queue)))
-	lease, err := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix)).Acquire(t.Context(), "order:7")
-	require.NoError(t, err)
-
-	url, client := testbed.Serve(t, handler)
-	r := testbed.ToServer(t.Context(), t, url+"/orders/7", "work")
-	if sent != "" {
-		r.Header.Set("Traceparent", sent)
-	}
-	answer, err := testbed.Send(client, r)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusAccepted, answer.Status, answer.Body)
-	require.NoError(t, lease.Release(t.Context()))
-	work(t, tr, queue, l, httplock.Replay(handler))
-	redistest.Eventually(t, func() bool { return len(tr.named("run ship")) == 1 && len(tr.servers()) == 2 }, "it ran")
-
-	server, replayed := tr.servers()[0], tr.servers()[1]
-	if replayed.StartTime().Before(server.StartTime()) {
-		server, replayed = replayed, server
-	}
-	if sent != "" {
-		require.Equal(t, strings.Split(sent, "-")[2], server.Parent().SpanID().String())
-	} else {
-		require.False(t, server.Parent().IsValid())
-	}
-	refused, park, run := tr.one(t, "perkey.acquire"), tr.one(t, "park ship"), tr.one(t, "run ship")
-	require.Equal(t, "deferred", attributesOf(refused)["perkey.outcome"])
-	for _, child := range []sdk.ReadOnlySpan{refused, park} {
-		require.Equal(t, server.SpanContext().SpanID(), child.Parent().SpanID(), child.Name())
-		require.Equal(t, server.SpanContext().TraceID(), child.SpanContext().TraceID(), child.Name())
-		require.Equal(t, name, attributesOf(child)["perkey.name"])
-	}
-	require.False(t, run.Parent().IsValid())
-	require.Len(t, run.Links(), 1)
-	require.Equal(t, park.SpanContext().SpanID(), run.Links()[0].SpanContext.SpanID())
-	require.Equal(t, park.SpanContext().TraceID(), run.Links()[0].SpanContext.TraceID())
-	require.Equal(t, run.SpanContext().SpanID(), replayed.Parent().SpanID(), "the replay is a child of its run")
-	require.Equal(t, run.SpanContext().TraceID(), replayed.SpanContext().TraceID())
-	require.Equal(t, replayed.SpanContext().SpanID(), tr.one(t, "handled").Parent().SpanID())
 }

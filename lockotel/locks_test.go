@@ -86,146 +86,6 @@ func parkable(key string) core.Call {
 	return core.Call{Key: key, Name: "ship", Encode: func() ([]byte, error) { return []byte("work"), nil }}
 }
 
-// waits tells that a call begins to wait.
-type waits chan struct{}
-
-func (w waits) OnWaiting(context.Context, core.Waiting) { w <- struct{}{} }
-
-func (waits) OnOutcome(context.Context, core.Outcome)     {}
-func (waits) OnReleased(context.Context, core.Released)   {}
-func (waits) OnLost(context.Context, core.Lost)           {}
-func (waits) OnUnclaimed(context.Context, core.Unclaimed) {}
-func (waits) OnRenewed(context.Context, core.Renewed)     {}
-func (waits) OnWarning(context.Context, core.Warning)     {}
-
-// TestLocks_EachOutcomeThatIsNotAtOnce is long since most of it is a table.
-func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		tr := newTracing()
-		waiting := make(waits, 1)
-		observer := core.WithObserver(lockotel.Locks(waiting, tr.option()))
-		prefix := core.WithPrefix(env.Prefix)
-		rdb := env.Client(t)
-		l := testbed.NewLocker(t, rdb, prefix, observer, core.WithMaxWaiters(1, 1))
-		rival := testbed.NewLocker(t, rdb, prefix)
-		queue := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithReservationWindow(0))
-		held := testbed.Take(t, rival, "held")
-		t.Cleanup(func() { _ = held.Release(context.Background()) })
-		closed := testbed.NewLocker(t, rdb, prefix, observer)
-		require.NoError(t, closed.Close())
-		dead := testbed.NewLocker(t, testbed.FragileClient(t, "127.0.0.1:1"), prefix, observer)
-
-		named := core.Named("ship", "id")
-		wait := retry.Policy{MaxWait: 10 * time.Second}
-		acquire := func(ctx context.Context, l *core.Locker, key string) error {
-			lease, err := l.Acquire(ctx, key, named)
-			if err == nil {
-				return lease.Release(context.WithoutCancel(ctx))
-			}
-			return err
-		}
-		for _, c := range []struct {
-			outcome core.OutcomeKind
-			status  codes.Code
-			call    func(ctx context.Context) error
-		}{
-			{core.OutcomeConflict, codes.Unset, func(ctx context.Context) error {
-				_, err := l.TryAcquire(ctx, "held", named)
-				return err
-			}},
-			{core.OutcomeDeferred, codes.Unset, func(ctx context.Context) error {
-				return l.Guard(delayqueue.Policy(queue)).Do(ctx, parkable("held"), nothing)
-			}},
-			{core.OutcomeCancelled, codes.Unset, func(ctx context.Context) error {
-				ctx, cancel := context.WithCancel(ctx)
-				defer cancel()
-				go func() {
-					<-waiting
-					cancel()
-				}()
-				return acquire(ctx, l, "held")
-			}},
-			{core.OutcomeDeadline, codes.Unset, func(ctx context.Context) error {
-				ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-				defer cancel()
-				defer func() {
-					select {
-					case <-waiting:
-					default: // it came to its end before it waited
-					}
-				}()
-				return acquire(ctx, l, "held")
-			}},
-			{core.OutcomeUnavailable, codes.Error, func(ctx context.Context) error { return acquire(ctx, dead, "k") }},
-			{core.OutcomeClosed, codes.Error, func(ctx context.Context) error { return acquire(ctx, closed, "k") }},
-			{core.OutcomeError, codes.Error, func(ctx context.Context) error {
-				return l.Guard(nil).Do(ctx, core.Call{Key: "", Name: "ship"}, nothing)
-			}},
-			{core.OutcomeShed, codes.Unset, func(ctx context.Context) error { // its key is known to be held
-				waiter, leave := context.WithCancel(context.Background())
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					_ = acquire(waiter, l, "held")
-				}()
-				<-waiting
-				defer func() { leave(); <-done }()
-				return l.Guard(wait).Do(ctx, core.Call{Key: "held", Name: "ship"}, nothing)
-			}},
-			{core.OutcomeAcquired, codes.Unset, func(ctx context.Context) error {
-				go func() {
-					<-waiting
-					time.Sleep(2 * time.Millisecond)
-					_ = held.Release(context.Background())
-				}()
-				return l.Guard(wait).Do(ctx, core.Call{Key: "held", Name: "ship"}, nothing)
-			}},
-		} {
-			redistest.Eventually(t, func() bool { // in the background
-				info, err := rival.Inspect(t.Context(), "held")
-				return err == nil && info.Waiting == 0
-			}, "the call before has left the key's FIFO")
-			tr.Reset()
-			ctx, request := tr.request(t.Context())
-			before := time.Now()
-			err := c.call(ctx)
-			took := time.Since(before)
-			require.Equal(t, c.outcome == core.OutcomeAcquired, err == nil, "%s: %v", c.outcome, err)
-			request.End()
-			require.Len(t, tr.ours(), 1, c.outcome)
-			span := tr.one(t, "perkey.acquire")
-			require.Equal(t, request.SpanContext().SpanID(), span.Parent().SpanID(), c.outcome)
-			require.Equal(t, request.SpanContext().TraceID(), span.SpanContext().TraceID())
-			require.False(t, span.StartTime().Before(before.Add(-time.Millisecond)), "it began before its call")
-			requireAcquireSpan(t, span, c.outcome, c.status, took)
-		}
-	})
-}
-
-// requireAcquireSpan requires that span is that of a call that took so long, and came to that outcome.
-func requireAcquireSpan(t *testing.T, span sdk.ReadOnlySpan, outcome core.OutcomeKind, status codes.Code, took time.Duration) {
-	t.Helper()
-	require.Equal(t, trace.SpanKindInternal, span.SpanKind())
-	require.Equal(t, status, span.Status().Code, outcome)
-	require.Empty(t, span.Status().Description, "it may name the key")
-	got := attributesOf(span)
-	require.Equal(t, string(outcome), got["perkey.outcome"])
-	require.Equal(t, "ship", got["perkey.name"])
-	require.Equal(t, status == codes.Error, got["error.type"] == string(outcome))
-	require.NotContains(t, got, "perkey.key")
-	if outcome != core.OutcomeError {
-		require.Equal(t, "exclusive", got["perkey.mode"])
-	}
-	waited, _ := got["perkey.waited"].(float64)
-	require.InDelta(t, waited, span.EndTime().Sub(span.StartTime()).Seconds(), 1e-6)
-	require.LessOrEqual(t, waited, took.Seconds())
-	if outcome == core.OutcomeAcquired {
-		require.GreaterOrEqual(t, waited, 0.002)
-		require.GreaterOrEqual(t, got["perkey.attempts"], int64(2))
-		require.Equal(t, int64(1), got["perkey.waiting"])
-	}
-}
-
 func TestLocks_NothingOfCallsThatGetTheirKeyAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		tr := newTracing()
@@ -250,20 +110,41 @@ func TestLocks_WhatHasASpan(t *testing.T) {
 		spans int
 		want  codes.Code
 	}{
-		"waited":                 {core.Outcome{Kind: core.OutcomeAcquired, DidWait: true, Waited: time.Millisecond}, 1, codes.Unset},
+		"waited":                 {core.Outcome{Kind: core.OutcomeAcquired, DidWait: true, Waited: time.Millisecond, Attempts: 2, Waiting: 1}, 1, codes.Unset},
 		"waited for an instant":  {core.Outcome{Kind: core.OutcomeAcquired, DidWait: true, Waited: time.Millisecond - 1}, 0, codes.Unset},
 		"a slow Redis":           {core.Outcome{Kind: core.OutcomeAcquired, Waited: time.Second}, 0, codes.Unset},
-		"refused at once":        {core.Outcome{Kind: core.OutcomeConflict}, 1, codes.Unset},
+		"refused at once":        {core.Outcome{Kind: core.OutcomeConflict, Mode: core.ModeExclusive, Name: "ship", Key: "k"}, 1, codes.Unset},
+		"deferred":               {core.Outcome{Kind: core.OutcomeDeferred, Waited: time.Second}, 1, codes.Unset},
+		"cancelled":              {core.Outcome{Kind: core.OutcomeCancelled, Cause: context.Canceled}, 1, codes.Unset},
+		"too late":               {core.Outcome{Kind: core.OutcomeDeadline, Cause: context.DeadlineExceeded}, 1, codes.Unset},
+		"without a Redis":        {core.Outcome{Kind: core.OutcomeUnavailable, Cause: core.ErrUnavailable}, 1, codes.Error},
+		"closed":                 {core.Outcome{Kind: core.OutcomeClosed, Cause: core.ErrClosed}, 1, codes.Error},
+		"an error":               {core.Outcome{Kind: core.OutcomeError, Cause: errors.New("the key k is odd")}, 1, codes.Error},
 		"shed though it is free": {core.Outcome{Kind: core.OutcomeShed, Cause: shedFree}, 1, codes.Error},
 		"shed":                   {core.Outcome{Kind: core.OutcomeShed, Cause: &core.ConflictError{}}, 1, codes.Unset},
 	} {
 		tr := newTracing()
-		ctx, _ := tr.request(t.Context())
+		ctx, request := tr.request(t.Context())
 		lockotel.Locks(nil, tr.option()).OnOutcome(ctx, c.e)
 		require.Len(t, tr.ours(), c.spans, name)
 		for _, span := range tr.ours() {
+			require.Equal(t, "perkey.acquire", span.Name())
+			require.Equal(t, request.SpanContext().SpanID(), span.Parent().SpanID(), name)
+			require.Equal(t, request.SpanContext().TraceID(), span.SpanContext().TraceID(), name)
+			require.Equal(t, trace.SpanKindInternal, span.SpanKind())
+			require.Equal(t, c.e.Waited, span.EndTime().Sub(span.StartTime()), name)
 			require.Equal(t, c.want, span.Status().Code, name)
-			require.NotContains(t, attributesOf(span), "perkey.name", name)
+			require.Empty(t, span.Status().Description, "it may name the key")
+			want := map[string]any{
+				"perkey.outcome": string(c.e.Kind), "perkey.waited": c.e.Waited.Seconds(), "perkey.attempts": int64(c.e.Attempts), "perkey.waiting": int64(c.e.Waiting),
+			}
+			if c.want == codes.Error {
+				want["error.type"] = string(c.e.Kind)
+			}
+			if c.e.Name != "" {
+				want["perkey.name"], want["perkey.mode"] = c.e.Name, string(c.e.Mode)
+			}
+			require.Equal(t, want, attributesOf(span), name)
 		}
 	}
 }
