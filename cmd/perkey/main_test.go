@@ -34,7 +34,7 @@ import (
 const patientVar = "PERKEY_TEST_PATIENT"
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"perkey": perkey, "service": service})
+	testscript.Main(m, map[string]func(){"perkey": perkey})
 }
 
 func perkey() {
