@@ -86,22 +86,3 @@ func TestFleet_ExportsTheTable(t *testing.T) {
 		}
 	})
 }
-
-func TestFleet_AnswersWithoutRedis(t *testing.T) {
-	t.Parallel()
-	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
-		rdb := env.Client(t)
-		queue := testbed.NewQueue(t, rdb, "ship", delayqueue.WithPrefix(env.Prefix))
-		testbed.Enqueue(t, queue, delayqueue.Job{})
-		collector := lockprom.NewFleet(rdb, env.Prefix)
-		assert.Contains(t, scrape(t, collector), "perkey_fleet_up 1\n")
-		env.FallSilent()
-		began := time.Now()
-		text := scrape(t, collector)
-		assert.LessOrEqual(t, time.Since(began), 2*time.Second)
-		assert.Contains(t, text, "perkey_fleet_up 0\n")
-		assert.Contains(t, text, `perkey_queue_up{queue="ship"} 0`)
-		assert.NotContains(t, text, "perkey_fleet_processes ")
-		assert.NotContains(t, text, "perkey_queue_messages{")
-	})
-}
