@@ -37,6 +37,21 @@ func (s stage) check(t *testing.T, lease *core.Lease) error {
 	})
 }
 
+// stageOf is the stage of a key, whose statements go through a Querier.
+func stageOf(t *testing.T, db *database, key string, through func(sqlfence.Querier) sqlfence.Querier) stage {
+	t.Helper()
+	h := holders(t, key, 2)
+	return stage{db: db, old: h[0], now: h[1], through: through}
+}
+
+// requirePromises requires that all are kept.
+func requirePromises(t *testing.T, db *database) {
+	t.Helper()
+	for name, kept := range promises {
+		require.True(t, kept(t, stageOf(t, db, name, func(q sqlfence.Querier) sqlfence.Querier { return q })), name)
+	}
+}
+
 // refused reports whether there is an error. If so it must be this one.
 func refused(t *testing.T, err, with error) bool {
 	t.Helper()
@@ -194,11 +209,7 @@ func (b broken) QueryRowContext(ctx context.Context, query string, args ...any) 
 func TestPromises_AreKept(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db *database) {
 		createShop(t, db)
-		for name, kept := range promises {
-			h := holders(t, name, 2)
-			s := stage{db: db, old: h[0], now: h[1], through: func(q sqlfence.Querier) sqlfence.Querier { return q }}
-			require.True(t, kept(t, s), name)
-		}
+		requirePromises(t, db)
 	})
 }
 
@@ -226,10 +237,7 @@ func TestPromises_MutantsAreCaught(t *testing.T) {
 				}
 				createShop(t, db)
 				used := false
-				h := holders(t, "order:42", 2)
-				s := stage{db: db, old: h[0], now: h[1], through: func(q sqlfence.Querier) sqlfence.Querier {
-					return broken{q, mutant.piece, mutant.instead, &used}
-				}}
+				s := stageOf(t, db, "order:42", func(q sqlfence.Querier) sqlfence.Querier { return broken{q, mutant.piece, mutant.instead, &used} })
 				require.Contains(t, promises, mutant.promise)
 				require.False(t, promises[mutant.promise](t, s), mutant.promise)
 				require.True(t, used)

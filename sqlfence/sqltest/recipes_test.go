@@ -55,7 +55,7 @@ func claimInTheTransaction(ctx context.Context, db *database, lease *core.Lease,
 
 // claimInAColumn has the fence in the order's own row.
 func claimInAColumn(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error {
-	if err := sqlfence.Exec(ctx, db.q(db), lease, "UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1", order); err != nil {
+	if err := sqlfence.Exec(ctx, db.q(db), lease, claim, order); err != nil {
 		return err
 	}
 	pause()
@@ -65,7 +65,7 @@ func claimInAColumn(ctx context.Context, db *database, lease *core.Lease, order 
 	}
 	pause()
 	return inTransaction(ctx, db, func(tx *sql.Tx) error {
-		if err := sqlfence.Exec(ctx, db.q(tx), lease, "UPDATE orders SET paid = paid + 1 WHERE fence = $1 AND id = $2", order); err != nil {
+		if err := sqlfence.Exec(ctx, db.q(tx), lease, write, order); err != nil {
 			return err
 		}
 		return pay(ctx, db.q(tx), lease, order, paid)
