@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,10 +28,10 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 	t.Parallel()
 	for name, maxRetry := range map[string]int{"cloned": 0, "retried": 4} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				release := b.hold(t, key)
-				deadline := time.Now().Add(time.Hour).Truncate(time.Second)
+				before := time.Now()
+				deadline := before.Add(time.Hour).Truncate(time.Second)
 				headers := map[string]string{"traceparent": "00-1-2-03"}
 				enqueue := func() (*asynq.TaskInfo, error) {
 					return b.client.EnqueueContext(t.Context(), asynq.NewTaskWithHeaders(kind, []byte(payload), headers),
@@ -39,18 +39,18 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 						asynq.Deadline(deadline), asynq.Retention(10*time.Minute))
 				}
 				ids := make(chan string, 1)
-				b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-					func(ctx context.Context, task *asynq.Task) error {
-						in, _ := ctx.Deadline()
-						assert.WithinDuration(t, time.Now().Add(7*time.Minute), in, 30*time.Second)
-						_, err := task.ResultWriter().Write([]byte("charged"))
-						assert.NoError(t, err)
-						ids <- task.ResultWriter().TaskID()
-						return nil
-					})))
+				var origin asynqlock.Origin
+				b.serve(t, b.config(), b.perKey(soon)(does(func(ctx context.Context, task *asynq.Task) {
+					in, _ := ctx.Deadline()
+					assert.WithinDuration(t, time.Now().Add(7*time.Minute), in, 30*time.Second)
+					origin, _ = asynqlock.OriginOf(ctx, task)
+					_, err := task.ResultWriter().Write([]byte("charged"))
+					assert.NoError(t, err)
+					ids <- task.ResultWriter().TaskID()
+				})))
 				first, err := enqueue()
 				require.NoError(t, err)
-				b.untilConflicts(t, 5)
+				b.untilConflicts(t, 20)
 				for range 20 { // in whatever state the task is
 					_, err = enqueue()
 					require.ErrorIs(t, err, asynq.ErrDuplicateTask)
@@ -61,10 +61,25 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 				require.NoError(t, err)
 				require.Greater(t, left, 50*time.Minute)
 				require.LessOrEqual(t, left, time.Hour)
+				var last string
+				redistest.Eventually(t, func() bool {
+					if maxRetry == 0 {
+						return true
+					}
+					last = b.info(t, first.ID).LastErr
+					return strings.Contains(last, "asynqlock: not run: the key is held") && strings.Contains(last, " (waiting since ")
+				}, "the wait is stored")
+				requireNoSecret(t, last)
+				b.requireArchived(t, 0)
 				release()
 
 				id := get(t, ids)
 				require.Equal(t, maxRetry == 0, id != first.ID)
+				if maxRetry == 0 {
+					require.Equal(t, first.ID, origin.ID)
+					require.Greater(t, origin.Clone, 5)
+					require.WithinRange(t, origin.Since, before.Add(-time.Second), time.Now())
+				}
 				info := b.untilState(t, id, asynq.TaskStateCompleted)
 				require.Equal(t, b.queue, info.Queue)
 				require.Equal(t, kind, info.Type)
@@ -75,9 +90,9 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 				require.True(t, deadline.Equal(info.Deadline), info.Deadline)
 				require.Equal(t, 10*time.Minute, info.Retention)
 				require.Equal(t, "charged", string(info.Result))
-				kept := maps.Clone(info.Headers)
-				delete(kept, originHeader)
-				require.Equal(t, headers, kept)
+				delete(info.Headers, originHeader)
+				require.Equal(t, headers, info.Headers)
+				require.Empty(t, b.all(t), "it ran once")
 
 				// It ended, and its lock with it.
 				_, err = enqueue()
@@ -89,8 +104,7 @@ func TestClone_KeepsTheOptions(t *testing.T) {
 }
 
 func TestClone_LeavesAForeignTaskWithItsIDAlone(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		// A handler handed its headers on to another task, too.
@@ -98,7 +112,7 @@ func TestClone_LeavesAForeignTaskWithItsIDAlone(t *testing.T) {
 		b.enqueue(t, foreign, asynq.TaskID("x~1"), asynq.ProcessIn(time.Hour))
 		b.enqueue(t, task(), asynq.TaskID("x~2"), asynq.ProcessIn(time.Hour))
 		ids := make(chan string, 10)
-		b.serve(t, b.config(), b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(tellsID(ids)))
+		b.serve(t, b.config(), b.perKey(late)(tellsID(ids)))
 		b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(0), asynq.Unique(time.Minute))
 		b.untilState(t, "x~3", asynq.TaskStateScheduled)
 		_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute))
@@ -116,21 +130,19 @@ func TestClone_LeavesAForeignTaskWithItsIDAlone(t *testing.T) {
 }
 
 func TestClone_MadeTwiceGoesOnOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ids := make(chan string, 10)
-		guarded := b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(tellsID(ids))
+		guarded := b.perKey(late)(tellsID(ids))
 		// The first server is never told that the task goes on as a clone, and hands it out again.
 		silent, end := make(chan error, 1), make(chan struct{})
 		defer close(end)
 		cfg := b.config()
 		cfg.ShutdownTimeout = time.Millisecond
-		stop := b.serve(t, cfg, asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		stop := b.serve(t, cfg, does(func(ctx context.Context, task *asynq.Task) {
 			silent <- guarded.ProcessTask(ctx, task)
 			<-end
-			return nil
 		}))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"), asynq.Unique(time.Minute))
 		err := get(t, silent)
@@ -153,40 +165,30 @@ func TestClone_MadeTwiceGoesOnOnce(t *testing.T) {
 }
 
 func TestClone_AnIDGivenAgainLosesNoTask(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		b.hold(t, key)
-		b.serve(t, b.config(), b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
-		one, two := `{"user_id":"`+secret+`","n":1}`, `{"user_id":"`+secret+`","n":2}`
+		b.serve(t, b.config(), b.perKey(late)(mustNotRun(t)))
 		// The last is the first once more, as asynq would say if that were still "x".
-		for _, payload := range []string{one, two, one} {
-			b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID("x"))
+		for _, n := range []int{1, 2, 1} {
+			b.enqueue(t, numbered(n), asynq.MaxRetry(0), asynq.TaskID("x"))
 			redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
 		}
 		var payloads []string
 		for _, info := range b.all(t) {
 			payloads = append(payloads, string(info.Payload))
 		}
-		require.ElementsMatch(t, []string{one, two}, payloads)
-	})
-}
+		require.ElementsMatch(t, []string{string(numbered(1).Payload()), string(numbered(2).Payload())}, payloads)
 
-// asynq keeps archived tasks for 90 days: an id that is given again and again meets many.
-func TestClone_ManyThatEndedLoseNoTask(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.subscribed(t, b.locker)
-		b.hold(t, key)
+		// asynq keeps archived tasks for 90 days: an id that is given again and again meets many.
 		const ended = 110
 		for n := range ended {
-			id := b.enqueue(t, task(), asynq.TaskID(fmt.Sprintf("x~%d", n+1)), asynq.ProcessIn(time.Hour))
+			id := b.enqueue(t, task(), asynq.TaskID(fmt.Sprintf("y~%d", n+1)), asynq.ProcessIn(time.Hour))
 			require.NoError(t, b.inspector.ArchiveTask(b.queue, id))
 		}
-		b.serve(t, b.config(), b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
-		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"))
-		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
-		require.Len(t, b.all(t), 1)
+		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("y"))
+		redistest.Eventually(t, func() bool { return b.info(t, "y") == nil }, "the task goes on as a clone")
+		require.Len(t, b.all(t), 3)
 		b.requireArchived(t, ended)
 	})
 }
@@ -194,16 +196,14 @@ func TestClone_ManyThatEndedLoseNoTask(t *testing.T) {
 func TestClone_OnACluster(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.StartCluster(t, 3, 0).Client(t)
-	queue := "q"
+	const queue = "q"
 	locker := testbed.NewLocker(t, rdb)
 	lease := testbed.Take(t, locker, key)
 	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
-	cfg := (&bench{queue: queue}).config()
-	require.NoError(t, asynqlock.Configure(&cfg, rdb))
-	srv := asynq.NewServerFromRedisClient(rdb, cfg)
+	srv, err := asynqlock.NewServer(rdb, (&bench{env: &redistest.Env{Addr: "the Cluster"}, queue: queue}).config())
+	require.NoError(t, err)
 	ran, log := make(chan string, 1), &testbed.Log{}
-	require.NoError(t, srv.Start(asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(tellsID(ran))))
-	t.Cleanup(srv.Shutdown)
+	startServer(t, srv, asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(tellsID(ran)))
 	enqueue := func(id string) error {
 		_, err := client.Enqueue(task(), asynq.Queue(queue), asynq.MaxRetry(0), asynq.TaskID(id), asynq.Unique(time.Minute))
 		return err
@@ -221,73 +221,41 @@ func TestClone_OnACluster(t *testing.T) {
 	require.Empty(t, log.String())
 }
 
-// trouble fails the next commands of a client.
-type trouble struct{ left atomic.Int64 }
-
-func (*trouble) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*trouble) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h *trouble) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if h.left.Add(-1) >= 0 {
-			cmd.SetErr(errOops)
-			return errOops
-		}
-		return next(ctx, cmd)
-	}
-}
-
 // loser loses the reply to the command that enqueues a clone, and every later one until it is up.
-type loser struct {
-	trouble
-	lost, up atomic.Bool
-}
+type loser struct{ lost, up atomic.Bool }
 
-func (h *loser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (h *loser) loses(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		switch {
-		case h.up.Load():
-			return next(ctx, cmd)
-		case h.lost.Load():
-			cmd.SetErr(errOops)
-			return errOops
-		case slices.Contains(cmd.Args(), any("x~1")):
-			err := next(ctx, cmd)
-			if cmd.Name() == "eval" && err == nil {
-				h.lost.Store(true)
-				err = errOops
-				cmd.SetErr(err)
-			}
-			return err
-		default:
-			return next(ctx, cmd)
+		if h.lost.Load() && !h.up.Load() {
+			return fail(cmd)
 		}
+		err := next(ctx, cmd)
+		if cmd.Name() == "eval" && err == nil && slices.Contains(cmd.Args(), any("x~1")) && !h.lost.Swap(true) {
+			return fail(cmd)
+		}
+		return err
 	}
 }
 
 // A task whose clone was enqueued, while its own worker does not know, leaves the key to the clone.
 func TestClone_ATaskThatIsPerhapsClonedDoesNotRunBesideIt(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		lease := testbed.Take(t, b.rival, key)
 		require.NoError(t, lease.Extend(t.Context(), time.Hour), "the clone is not due before the end of the test")
-		var hook loser
-		rdb := env.Client(t)
-		rdb.AddHook(&hook)
+		var replies loser
+		rdb := b.env.Client(t)
+		rdb.AddHook(hook(replies.loses))
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, rdb))
 		ran := make(chan string, 10)
 		b.start(t, cfg, b.perKey(asynqlock.WithDelay(time.Millisecond, time.Hour))(tellsID(ran)))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"), asynq.Unique(time.Minute))
-		redistest.Eventually(t, hook.lost.Load, "the reply is lost")
+		redistest.Eventually(t, replies.lost.Load, "the reply is lost")
 		require.NoError(t, lease.Release(t.Context()))
 		time.Sleep(700 * time.Millisecond) // two more attempts
 		require.Empty(t, ran)
 		require.Equal(t, asynq.TaskStateActive, b.info(t, "x").State)
-		hook.up.Store(true)
+		replies.up.Store(true)
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "it is revoked for its clone")
 		require.NoError(t, b.inspector.RunTask(b.queue, "x~1"))
 		require.Equal(t, "x~1", get(t, ran))
@@ -297,8 +265,7 @@ func TestClone_ATaskThatIsPerhapsClonedDoesNotRunBesideIt(t *testing.T) {
 }
 
 func TestClone_HeadersCopiedToAnotherTaskMakeNone(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
 		clones := make(chan bool, 10)
 		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
@@ -319,5 +286,3 @@ func TestClone_HeadersCopiedToAnotherTaskMakeNone(t *testing.T) {
 		require.False(t, get(t, clones))
 	})
 }
-
-var errOops = errors.New("oops")

@@ -17,13 +17,14 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/ops"
+	"github.com/perkey-go/perkey/retry"
 )
 
 type ctxKey struct{}
 
 func TestConfigure_OwnHooksAreCalledForFailuresOnly(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
 		var judged, delayed, handled atomic.Int64
 		mine := errors.New("mine") // not a failure, says the user
@@ -70,14 +71,11 @@ func TestConfigure_OwnHooksAreCalledForFailuresOnly(t *testing.T) {
 }
 
 func TestConfigure_DefaultsStayInForceWithoutOwnHooks(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		cfg := b.config()
 		cfg.RetryDelayFunc = nil
-		b.serve(t, cfg, b.perKey()(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error { return errOops })))
-		id := b.enqueue(t, task())
-		info := b.untilState(t, id, asynq.TaskStateRetry)
+		b.serve(t, cfg, b.perKey()(fails(errOops)))
+		info := b.untilState(t, b.enqueue(t, task()), asynq.TaskStateRetry)
 		require.Equal(t, 1, info.Retried)
 		require.Equal(t, "oops", info.LastErr)
 		require.GreaterOrEqual(t, info.NextProcessAt.Sub(info.LastFailedAt), 14*time.Second, "asynq's exponential delay")
@@ -102,7 +100,9 @@ func TestConfigure_ReportsMistakes(t *testing.T) {
 	require.ErrorIs(t, asynqlock.Configure(nil, rdb), core.ErrInvalidOption)
 	var cfg asynq.Config
 	require.ErrorIs(t, asynqlock.Configure(&cfg, nil), core.ErrInvalidOption)
-	require.Equal(t, asynq.Config{}, cfg)
+	_, err := asynqlock.NewServer(rdb, cfg)
+	require.NoError(t, err)
+	require.Equal(t, asynq.Config{}, cfg, "it is left as it was")
 	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
 		srv, err := asynqlock.NewServer(none, cfg)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
@@ -132,27 +132,15 @@ func TestConfigure_LooksOftenForTasksThatAreWoken(t *testing.T) { // not paralle
 	require.NotContains(t, log.String(), "this version of asynq is not known")
 }
 
-func TestNewServer_LeavesTheConfigAsItWas(t *testing.T) {
-	t.Parallel()
-	var cfg asynq.Config
-	_, err := asynqlock.NewServer(redistest.Client(t, redisAt("127.0.0.1:1")), cfg)
-	require.NoError(t, err)
-	require.Nil(t, cfg.IsFailure)
-	require.Nil(t, cfg.BaseContext)
-}
-
 func TestConfigure_WithoutItAWarningIsLoggedOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.hold(t, key)
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 1)
-		b.start(t, b.config(), b.perKey(asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
-			func(_ context.Context, task *asynq.Task) error {
-				assert.Equal(t, "free", task.Type())
-				ran <- struct{}{}
-				return nil
-			})))
+		b.start(t, b.config(), b.perKey(asynqlock.WithLogger(log.Logger()))(does(func(_ context.Context, task *asynq.Task) {
+			assert.Equal(t, "free", task.Type())
+			ran <- struct{}{}
+		})))
 		b.enqueue(t, asynq.NewTask("free", []byte(`{"user_id":1}`)))
 		get(t, ran)
 		require.Contains(t, log.String(), "Configure was not applied", "the first task tells")
@@ -174,12 +162,11 @@ func TestGuard_ThatIsMisconfiguredRunsAndLosesNothing(t *testing.T) {
 	log := testbed.CaptureLog(t)
 	b := setup(t, redistest.Embedded(t))
 	mux := asynq.NewServeMux()
-	mux.Handle("no guard", asynqlock.FromConfig(noGuard{})(mustNotRun(t)))
+	mux.Handle("no guard", asynqlock.FromConfig(&keyed{key: "k"})(mustNotRun(t)))
 	mux.Handle("bad key", asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Header("h:", ""))(mustNotRun(t)))
 	b.serve(t, b.config(), mux)
 	for _, kind := range []string{"no guard", "bad key"} {
-		id := b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(3))
-		info := b.untilState(t, id, asynq.TaskStateRetry)
+		info := b.untilState(t, b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(3)), asynq.TaskStateRetry)
 		require.Zero(t, info.Retried, kind)
 		require.Contains(t, info.LastErr, "misconfigured")
 		b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID(kind))
@@ -187,62 +174,94 @@ func TestGuard_ThatIsMisconfiguredRunsAndLosesNothing(t *testing.T) {
 	}
 	b.requireArchived(t, 0)
 	require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"), log.String())
+	require.Contains(t, log.String(), "the guard is nil")
 }
 
-// noGuard are Tasks whose guard is missing.
-type noGuard struct{}
-
-func (noGuard) Task(string) (*core.Guard, func([]byte, map[string]string) (string, error), bool) {
-	return nil, nil, true
-}
-
-func TestPerKey_AMistakePanics(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := b.locker.Guard(core.RejectConflicts)
-	for says, register := range map[string]func(){
-		"the guard is nil: make one": func() { asynqlock.PerKey(nil, walletKey) },
-		"the key function is nil":    func() { asynqlock.PerKey(guard, nil) },
-		"WithMaxAge(-1ns)":           func() { asynqlock.PerKey(guard, walletKey, asynqlock.WithMaxAge(-1)) },
-	} {
-		func() {
-			defer func() {
-				err, is := recover().(error)
-				require.True(t, is, says)
-				require.ErrorIs(t, err, core.ErrInvalidOption)
-				require.ErrorContains(t, err, says)
-			}()
-			register()
-		}()
-	}
-}
-
+// New reports a mistake, with which PerKey panics.
 func TestNew_ReportsMistakes(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	guard := b.locker.Guard(core.RejectConflicts)
-	for name, build := range map[string]func() (asynq.MiddlewareFunc, error){
-		"no guard": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(nil, walletKey) },
-		"broken guard": func() (asynq.MiddlewareFunc, error) {
-			return asynqlock.New((*core.Locker)(nil).Guard(core.RejectConflicts), walletKey)
-		},
-		"no key":     func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, nil) },
-		"nil option": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, nil) },
-		"zero delay": func() (asynq.MiddlewareFunc, error) {
-			return asynqlock.New(guard, walletKey, asynqlock.WithDelay(0, 1))
-		},
-		"swapped delays": func() (asynq.MiddlewareFunc, error) {
-			return asynqlock.New(guard, walletKey, asynqlock.WithDelay(2e9, 1e9))
-		},
-		"short age": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.WithMaxAge(1)) },
-		"nil skip":  func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.WithSkip(nil)) },
-		"nil logger": func() (asynq.MiddlewareFunc, error) {
-			return asynqlock.New(guard, walletKey, asynqlock.WithLogger(nil))
-		},
+	for _, c := range []struct {
+		says  string
+		guard *core.Guard
+		key   asynqlock.KeyFunc
+		opt   asynqlock.Option
+	}{
+		{"the guard is nil: make one", nil, walletKey, soon},
+		{"", (*core.Locker)(nil).Guard(core.RejectConflicts), walletKey, soon},
+		{"the key function is nil", guard, nil, soon},
+		{"option", guard, walletKey, nil},
+		{"WithDelay(0s", guard, walletKey, asynqlock.WithDelay(0, 1)},
+		{"WithDelay(2s, 1s)", guard, walletKey, asynqlock.WithDelay(2e9, 1e9)},
+		{"WithMaxAge(1ns)", guard, walletKey, asynqlock.WithMaxAge(1)},
+		{"WithSkip", guard, walletKey, asynqlock.WithSkip(nil)},
+		{"WithLogger", guard, walletKey, asynqlock.WithLogger(nil)},
+		{"WithObserver", guard, walletKey, asynqlock.WithObserver(nil)},
+		{"WithRecorder", guard, walletKey, asynqlock.WithRecorder((*ops.Recorder)(nil))},
 	} {
-		m, err := build()
-		require.ErrorIs(t, err, core.ErrInvalidOption, name)
-		require.Nil(t, m, name)
+		m, err := asynqlock.New(c.guard, c.key, c.opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption, c.says)
+		require.ErrorContains(t, err, c.says)
+		require.Nil(t, m, c.says)
+		require.PanicsWithError(t, err.Error(), func() { asynqlock.PerKey(c.guard, c.key, c.opt) })
 	}
-	m, err := asynqlock.New(guard, walletKey, soon)
+}
+
+// keyed gives all types of tasks one guard and one key.
+type keyed struct {
+	guard *core.Guard
+	key   string
+}
+
+func (k *keyed) Task(string) (*core.Guard, func([]byte, map[string]string) (string, error), bool) {
+	key := k.key
+	return k.guard, func([]byte, map[string]string) (string, error) { return key, nil }, true
+}
+
+// What Tasks return counts at each task, also where only the key changes.
+func TestFromConfig_TheKeyIsThatOfTheMoment(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		b.hold(t, "held")
+		tasks := &keyed{b.locker.Guard(core.RejectConflicts), "free"}
+		handler := asynqlock.FromConfig(tasks)(fails(nil))
+		require.NoError(t, handler.ProcessTask(t.Context(), task()))
+		tasks.key = "held"
+		require.ErrorIs(t, handler.ProcessTask(t.Context(), task()), core.ErrConflict)
+	})
+}
+
+// The middleware's locks have a user of their own, and tasks that are refused come back, or wait for their key.
+func TestACL_TheSmallestRightsOfTheMiddleware(t *testing.T) {
+	t.Parallel()
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "perkey"}
+	b := setup(t, env)
+	redistest.AddUser(t, b.rdb, "locks", redistest.Rights(t, "locks", "locks that are waited for", "an Observer"))
+	limited := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "locks", Password: redistest.Password})
+	redistest.AddUser(t, b.rdb, "tasks", append(redistest.Rights(t, "tasks of asynq that wait", "asynqlock.Waiting"),
+		"~asynq:*", "+sadd", "+sismember", "+exists", "+hget", "+hset", "+hmget", "+lpush", "+get", "+set", "+del"))
+	tasks := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "tasks", Password: redistest.Password})
+	locker, err := core.New(limited, core.WithObserver(b.conflicts))
 	require.NoError(t, err)
-	require.NotNil(t, m)
+	defer func() { require.NoError(t, locker.Close()) }()
+
+	for _, policy := range []core.ConflictPolicy{nil, retry.Policy{MaxWait: time.Minute}} {
+		release := b.hold(t, key)
+		b.conflicts.n.Store(0)
+		ran := make(chan struct{}, 1)
+		cfg := b.config()
+		require.NoError(t, asynqlock.Configure(&cfg, tasks))
+		stop := b.start(t, cfg, asynqlock.PerKey(locker.Guard(policy), walletKey, soon)(tells(ran)))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 1)
+		if policy == nil {
+			b.listed(t, 1)
+			waiting, _, err := asynqlock.Waiting(t.Context(), tasks, locker, key, 10)
+			require.NoError(t, err)
+			require.Len(t, waiting, 1)
+		}
+		release()
+		get(t, ran)
+		stop()
+	}
+	require.Empty(t, redistest.Denied(t, b.rdb), "nothing more was asked for")
 }

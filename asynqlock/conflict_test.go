@@ -23,66 +23,8 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestConflict_AHundredLeaveRetriedAtZero(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		release := b.hold(t, key)
-		ran := make(chan int, 10)
-		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-			func(ctx context.Context, _ *asynq.Task) error {
-				retried, _ := asynq.GetRetryCount(ctx)
-				ran <- retried
-				return nil
-			})))
-		id := b.enqueue(t, task(), asynq.MaxRetry(3), asynq.Retention(time.Minute))
-		b.untilConflicts(t, 100)
-		var last string
-		redistest.Eventually(t, func() bool {
-			info := b.info(t, id)
-			assert.Zero(t, info.Retried)
-			last = info.LastErr
-			return strings.Contains(last, " (waiting since ")
-		}, "the wait is stored")
-		require.Contains(t, last, "asynqlock: not run: the key is held")
-		requireNoSecret(t, last)
-		release()
-		require.Zero(t, get(t, ran))
-		b.untilState(t, id, asynq.TaskStateCompleted)
-		b.requireArchived(t, 0)
-	})
-}
-
-func TestConflict_ArchivesNoTaskWithMaxRetryZero(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		release := b.hold(t, key)
-		origins := make(chan asynqlock.Origin, 10)
-		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-			func(ctx context.Context, task *asynq.Task) error {
-				origin, _ := asynqlock.OriginOf(ctx, task)
-				origins <- origin
-				return nil
-			})))
-		before := time.Now()
-		id := b.enqueue(t, task(), asynq.MaxRetry(0))
-		b.untilConflicts(t, 10)
-		b.requireArchived(t, 0)
-		release()
-		origin := get(t, origins)
-		require.Equal(t, id, origin.ID)
-		require.GreaterOrEqual(t, origin.Clone, 5)
-		require.WithinRange(t, origin.Since, before.Add(-time.Second), time.Now())
-		redistest.Eventually(t, func() bool { return len(b.all(t)) == 0 }, "the queue is empty")
-		require.Empty(t, origins, "it ran once")
-		b.requireArchived(t, 0)
-		b.requireFree(t, key)
-	})
-}
-
 func TestConflict_OnTheLastAttemptKeepsThatAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		oops := errors.New("oops")
+	each(t, func(t *testing.T, b *bench) {
 		rival := make(chan *core.Lease, 1)
 		var runs atomic.Int64
 		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
@@ -99,7 +41,7 @@ func TestConflict_OnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 						return err == nil && len(info.Waiters) == 1
 					}, "the rival waits")
 				}
-				return oops
+				return errOops
 			})))
 		id := b.enqueue(t, task(), asynq.MaxRetry(1))
 		lease := get(t, rival)
@@ -107,51 +49,70 @@ func TestConflict_OnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 		b.requireArchived(t, 0)
 		require.NoError(t, lease.Release(context.Background()))
 
-		var archived []*asynq.TaskInfo
-		redistest.Eventually(t, func() bool {
-			var err error
-			archived, err = b.inspector.ListArchivedTasks(b.queue)
-			return err == nil && len(archived) == 1
-		}, "the task is archived")
+		archived := b.archived(t)
 		require.EqualValues(t, 2, runs.Load(), "once, and one retry")
-		require.Equal(t, "oops", archived[0].LastErr)
-		require.True(t, strings.HasPrefix(archived[0].ID, id+"~"), archived[0].ID)
-		require.Contains(t, archived[0].Headers["Perkey-Origin"], `"retried":1,"max_retry":1`)
+		require.Equal(t, "oops", archived.LastErr)
+		require.True(t, strings.HasPrefix(archived.ID, id+"~"), archived.ID)
+		require.Contains(t, archived.Headers[originHeader], `"retried":1,"max_retry":1`)
 		require.Empty(t, b.all(t))
 	})
 }
 
+// renamed is what middleware in front makes of a deferral.
+type renamed struct{ error }
+
+func (renamed) Error() string   { return "later" }
+func (r renamed) Unwrap() error { return r.error }
+
+func rename(next asynq.Handler) asynq.Handler {
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		err := next.ProcessTask(ctx, task)
+		if errors.Is(err, asynqlock.ErrDeferred) {
+			return renamed{err}
+		}
+		return err
+	})
+}
+
 func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
-	for _, maxRetry := range []int{0, 5} {
-		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
-			virtually(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+	for name, c := range map[string]struct {
+		maxRetry  int
+		renames   bool // middleware in front may say what it likes of a deferral
+		elsewhere bool // Configure was given another Redis, which keeps the task in its worker
+	}{
+		"cloned": {}, "retried": {maxRetry: 5}, "renamed": {maxRetry: 3, renames: true}, "elsewhere": {elsewhere: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtually(t, func(t *testing.T, b *bench) {
 				release := b.hold(t, key)
 				cfg := b.config()
 				reported := make(chan error, 10)
 				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 				ran := make(chan struct{}, 10)
-				b.serve(t, cfg, b.perKey(soon, asynqlock.WithMaxAge(time.Second))(tells(ran)))
+				handler := b.perKey(soon, asynqlock.WithMaxAge(time.Second))(tells(ran))
+				if c.renames {
+					handler = rename(handler)
+				}
+				if c.elsewhere {
+					b.serveElsewhere(t, cfg, redistest.Another(t).Client(t), handler)
+				} else {
+					b.serve(t, cfg, handler)
+				}
 				start := time.Now()
-				b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
+				b.enqueue(t, task(), asynq.MaxRetry(c.maxRetry))
 				err := get(t, reported)
 				require.GreaterOrEqual(t, time.Since(start), time.Second)
 				require.ErrorIs(t, err, asynqlock.ErrTooOld)
 				require.ErrorIs(t, err, core.ErrConflict)
 				require.Greater(t, b.conflicts.n.Load(), int64(1))
-				var archived []*asynq.TaskInfo
-				redistest.Eventually(t, func() bool {
-					var err error
-					archived, err = b.inspector.ListArchivedTasks(b.queue)
-					return err == nil && len(archived) == 1
-				}, "the task is archived")
-				require.Regexp(t, `^asynqlock: task was deferred for too long: it has waited since .*: the key is held$`, archived[0].LastErr)
-				require.Zero(t, archived[0].Retried)
+				archived := b.archived(t)
+				require.Regexp(t, `^asynqlock: task was deferred for too long: it has waited since .*: the key is held$`, archived.LastErr)
+				require.Zero(t, archived.Retried)
 				require.Empty(t, b.all(t), "no clone goes on")
 
 				// Run again by hand it waits anew, and runs.
 				seen := b.conflicts.n.Load()
-				require.NoError(t, b.inspector.RunTask(b.queue, archived[0].ID))
+				require.NoError(t, b.inspector.RunTask(b.queue, archived.ID))
 				b.untilConflicts(t, seen+3)
 				release()
 				get(t, ran)
@@ -163,15 +124,10 @@ func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
 
 // A Timeout bounds a run, and no deferral; a Deadline both.
 func TestTimeout_DoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
-		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-			func(ctx context.Context, task *asynq.Task) error {
-				ran <- string(task.Payload())
-				return nil
-			})))
+		b.serve(t, b.config(), b.perKey(soon)(does(func(_ context.Context, task *asynq.Task) { ran <- string(task.Payload()) })))
 		const timeout = 3 * time.Second
 		began := time.Now()
 		for retries := range 2 {
@@ -197,28 +153,9 @@ func TestTimeout_DoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 	})
 }
 
-func TestPolicy_AShortWaitInTheWorker(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		release := b.hold(t, key)
-		ran := make(chan int, 1)
-		guard := b.locker.Guard(retry.Policy{MaxWait: time.Minute})
-		b.serve(t, b.config(), asynqlock.PerKey(guard, walletKey)(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-			ran <- 1
-			return nil
-		})))
-		id := b.enqueue(t, task(), asynq.MaxRetry(0))
-		b.untilConflicts(t, 1)
-		require.Equal(t, asynq.TaskStateActive, b.info(t, id).State)
-		release()
-		get(t, ran)
-	})
-}
-
 // asynq counts a task that is still waiting at the end of its Timeout as failed.
 func TestPolicy_AWaitEndsBeforeTheTasksTimeout(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.hold(t, key)
 		guard := b.locker.Guard(retry.Policy{MaxWait: time.Hour})
 		b.serve(t, b.config(), asynqlock.PerKey(guard, walletKey)(mustNotRun(t)))
@@ -241,22 +178,34 @@ func (parker) OnConflict(context.Context, core.Conflict) (core.Decision, error) 
 	return core.Deferred(core.Ticket{ID: "1", Queue: "q"}), nil
 }
 
-func TestPolicy_ThatParksIsAConflict(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		release := b.hold(t, key)
-		ran := make(chan struct{}, 1)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(parker{}), walletKey, soon)(tells(ran)))
-		b.enqueue(t, task(), asynq.MaxRetry(0))
-		b.untilConflicts(t, 3)
-		release()
-		get(t, ran)
-	})
+func TestPolicy_TheTaskRunsAfterTheRelease(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy    core.ConflictPolicy
+		conflicts int64
+		state     asynq.TaskState // before the release, if it stays one
+	}{
+		"waits in the worker": {retry.Policy{MaxWait: time.Minute}, 1, asynq.TaskStateActive},
+		"parks":               {parker{}, 3, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				release := b.hold(t, key)
+				ran := make(chan struct{}, 1)
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(c.policy), walletKey, soon)(tells(ran)))
+				id := b.enqueue(t, task(), asynq.MaxRetry(0))
+				b.untilConflicts(t, c.conflicts)
+				if c.state != 0 {
+					require.Equal(t, c.state, b.info(t, id).State)
+				}
+				release()
+				get(t, ran)
+			})
+		})
+	}
 }
 
 func TestLockRedisOutOfReach_SpendsNoAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		locks, err := embedded.Start() // not the Redis of the queues
 		require.NoError(t, err)
 		t.Cleanup(locks.Close)
@@ -286,18 +235,52 @@ func TestLockRedisOutOfReach_SpendsNoAttempt(t *testing.T) {
 	})
 }
 
-func TestLocker_ThatIsClosedSpendsNoAttempt(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		log := &testbed.Log{}
-		require.NoError(t, b.locker.Close())
-		b.serve(t, b.config(), b.perKey(asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(3))
-		info := b.untilState(t, id, asynq.TaskStateRetry)
-		require.Zero(t, info.Retried)
-		require.Contains(t, info.LastErr, "locker closed")
-		requireNoSecret(t, info.LastErr)
-	})
+// What a policy, a key function or a handler says spends an attempt, also if it says the same as perkey would. A Locker that
+// is closed spends none.
+func TestTask_WhichErrorsAreItsFailures(t *testing.T) {
+	down := errors.New("the directory is down")
+	for name, c := range map[string]struct {
+		guarded           func(b *bench) asynq.Handler
+		maxRetry, retried int
+		state             asynq.TaskState
+		says              string
+	}{
+		"of the policy": {func(b *bench) asynq.Handler {
+			return asynqlock.PerKey(b.locker.Guard(breaker{}), walletKey)(mustNotRun(t))
+		}, 1, 1, asynq.TaskStateArchived, "the policy is broken"},
+		"of the key function": {func(b *bench) asynq.Handler {
+			fails := asynqlock.Func(func(context.Context, *asynq.Task) (string, error) { return "", down })
+			return asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), fails)(mustNotRun(t))
+		}, 2, 2, asynq.TaskStateArchived, down.Error()},
+		"a conflict of the handler's own": {func(b *bench) asynq.Handler {
+			return b.perKey(soon)(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+				_, err := b.locker.TryAcquire(ctx, "else")
+				return err
+			}))
+		}, 2, 2, asynq.TaskStateArchived, "key is held"},
+		"a lease that the handler lost": {func(b *bench) asynq.Handler {
+			return b.perKey(soon)(fails(fmt.Errorf("no use: %w: %w", core.ErrLeaseLost, asynq.SkipRetry)))
+		}, 1, 0, asynq.TaskStateArchived, "no use"},
+		"a Locker that is closed": {func(b *bench) asynq.Handler {
+			require.NoError(t, b.locker.Close())
+			return b.perKey(asynqlock.WithLogger((&testbed.Log{}).Logger()))(mustNotRun(t))
+		}, 3, 0, asynq.TaskStateRetry, "locker closed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				b.hold(t, "else")
+				if name == "of the policy" {
+					b.hold(t, key)
+				}
+				b.serve(t, b.config(), c.guarded(b))
+				info := b.untilState(t, b.enqueue(t, task(), asynq.MaxRetry(c.maxRetry)), c.state)
+				require.Equal(t, c.retried, info.Retried)
+				require.Contains(t, info.LastErr, c.says)
+				require.NotContains(t, info.LastErr, "outcome is unknown")
+				requireNoSecret(t, info.LastErr)
+			})
+		})
+	}
 }
 
 // breaker is a policy that fails.
@@ -307,34 +290,12 @@ func (breaker) OnConflict(context.Context, core.Conflict) (core.Decision, error)
 	return core.Reject(), errors.New("the policy is broken")
 }
 
-func TestPolicy_AnErrorIsAFailure(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, key)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(breaker{}), walletKey)(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(1))
-		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Equal(t, 1, info.Retried)
-		require.Contains(t, info.LastErr, "the policy is broken")
-		requireNoSecret(t, info.LastErr)
-	})
-}
-
 func TestGuards_InsideOneAnother(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
-		mux := asynq.NewServeMux()
-		mux.Use(
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(2)), asynqlock.Type("type:"), soon),
-			b.perKey(soon),
-		)
-		mux.HandleFunc(kind, func(ctx context.Context, task *asynq.Task) error {
-			ran <- string(task.Payload())
-			return nil
-		})
-		b.serve(t, b.config(), mux)
+		outer := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(2)), asynqlock.Type("type:"), soon)
+		b.serve(t, b.config(), outer(b.perKey(soon)(does(func(_ context.Context, task *asynq.Task) { ran <- string(task.Payload()) }))))
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 5)
 		// A task that is refused further in gives its place back.
@@ -344,62 +305,5 @@ func TestGuards_InsideOneAnother(t *testing.T) {
 		release()
 		require.JSONEq(t, payload, get(t, ran))
 		b.requireArchived(t, 0)
-	})
-}
-
-func TestHandler_AnInnerConflictIsItsOwnFailure(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, "else")
-		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-			func(ctx context.Context, _ *asynq.Task) error {
-				_, err := b.locker.TryAcquire(ctx, "else")
-				return err
-			})))
-		id := b.enqueue(t, task(), asynq.MaxRetry(2))
-		require.Equal(t, 2, b.untilState(t, id, asynq.TaskStateArchived).Retried)
-	})
-}
-
-// Middleware in front may say what it likes of a deferral, and its age is known still.
-func TestAge_IsKnownWhateverMiddlewareInFrontSays(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, key)
-		mux := asynq.NewServeMux()
-		mux.Use(func(next asynq.Handler) asynq.Handler {
-			return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-				if err := next.ProcessTask(ctx, task); errors.Is(err, asynqlock.ErrDeferred) {
-					return renamed{err}
-				} else if err != nil {
-					return err
-				}
-				return nil
-			})
-		}, b.perKey(soon, asynqlock.WithMaxAge(time.Second)))
-		mux.Handle(kind, mustNotRun(t))
-		b.serve(t, b.config(), mux)
-		id := b.enqueue(t, task(), asynq.MaxRetry(3))
-		require.Contains(t, b.untilState(t, id, asynq.TaskStateArchived).LastErr, "deferred for too long")
-	})
-}
-
-type renamed struct{ error }
-
-func (renamed) Error() string   { return "later" }
-func (r renamed) Unwrap() error { return r.error }
-
-// What a handler says of a lease of its own is no loss of the task's.
-func TestHandler_ALeaseThatItLostIsItsOwnFailure(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				return fmt.Errorf("no use: %w: %w", core.ErrLeaseLost, asynq.SkipRetry)
-			})))
-		id := b.enqueue(t, task(), asynq.MaxRetry(1))
-		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Zero(t, info.Retried, "SkipRetry is honored")
-		require.NotContains(t, info.LastErr, "outcome is unknown")
 	})
 }

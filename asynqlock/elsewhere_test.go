@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -52,8 +51,7 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 	t.Parallel()
 	for _, maxRetry := range []int{0, 3} {
 		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				release := b.hold(t, key)
 				other := elsewhere(t)
 				_, err := asynq.NewClientFromRedisClient(other).Enqueue(task(),
@@ -67,6 +65,13 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 				b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(maxRetry), asynq.Retention(time.Hour))
 				b.untilConflicts(t, 3)
 				requireWarnedOnce(t, log)
+				if maxRetry > 0 {
+					info := b.info(t, "x")
+					require.Contains(t, info.LastErr, elsewhereWarning)
+					require.Contains(t, info.LastErr, "(waiting since")
+					require.Zero(t, info.Retried)
+					requireNoSecret(t, info.LastErr)
+				}
 				release()
 				require.Equal(t, "x", get(t, ran))
 				b.untilState(t, "x", asynq.TaskStateCompleted)
@@ -79,8 +84,7 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 
 // The first task tells, also where no key is ever fought for.
 func TestConfigure_AnotherRedisIsLoggedAtTheFirstTask(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
 		b.serveElsewhere(t, b.config(), elsewhere(t), b.perKey(asynqlock.WithLogger(log.Logger()))(tells(ran)))
@@ -93,64 +97,36 @@ func TestConfigure_AnotherRedisIsLoggedAtTheFirstTask(t *testing.T) {
 	})
 }
 
-func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, key)
-		log := &testbed.Log{}
-		b.serveElsewhere(t, b.config(), elsewhere(t),
-			b.perKey(asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(3))
-		info := b.untilState(t, id, asynq.TaskStateRetry)
-		require.EqualValues(t, 1, b.conflicts.n.Load())
-		requireWarnedOnce(t, log)
-		require.Contains(t, info.LastErr, elsewhereWarning)
-		require.Contains(t, info.LastErr, "(waiting since")
-		require.Zero(t, info.Retried)
-		requireNoSecret(t, info.LastErr)
-	})
-}
-
 // A task that stays in its worker is handed out again when its server shuts down.
 func TestConfigure_AnotherRedisKeepsTheTaskThroughAShutdown(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
 		cfg := b.config()
 		cfg.ShutdownTimeout = time.Millisecond
-		stop := b.serveElsewhere(t, cfg, elsewhere(t), b.perKey(soon)(mustNotRun(t)))
+		o := outcomes{told: make(chan asynqlock.Outcome, 10)}
+		stop := b.serveElsewhere(t, cfg, elsewhere(t), b.perKey(soon, asynqlock.WithObserver(o))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
 		b.untilConflicts(t, 2)
 		stop()
 		require.Equal(t, asynq.TaskStatePending, b.info(t, id).State)
+		e := get(t, o.told)
+		require.Equal(t, asynqlock.OutcomeDeferred, e.Kind)
+		require.Error(t, e.Err)
+		require.False(t, e.Since.IsZero())
 		release()
-		b.serve(t, b.config(), b.perKey(soon)(
-			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
+		b.serve(t, b.config(), b.perKey(soon)(fails(nil)))
 		b.untilState(t, id, asynq.TaskStateCompleted)
-	})
-}
-
-func TestConfigure_AnotherRedisDoesNotUndoTheAge(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, key)
-		b.serveElsewhere(t, b.config(), redistest.Another(t).Client(t),
-			b.perKey(soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(0))
-		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Contains(t, info.LastErr, "task was deferred for too long")
 	})
 }
 
 // A client of no use is as bad as one of another Redis: a read replica's, one without rights.
 func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
-		rdb := env.Client(t)
-		var hook trouble
-		hook.left.Store(math.MaxInt64)
-		rdb.AddHook(&hook)
+		rdb := b.env.Client(t)
+		rdb.AddHook(hook(func(redis.ProcessHook) redis.ProcessHook {
+			return func(_ context.Context, cmd redis.Cmder) error { return fail(cmd) }
+		}))
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
 		b.serveElsewhere(t, b.config(), rdb, b.perKey(soon, asynqlock.WithLogger(log.Logger()))(tells(ran)))
@@ -168,14 +144,14 @@ func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
 
 // asynq bounds every task's time in a worker.
 func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		b.hold(t, key)
 		cfg := b.config()
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 		returned := make(chan error, 10)
-		guarded := b.perKey(soon)(mustNotRun(t))
+		o := outcomes{told: make(chan asynqlock.Outcome, 10)}
+		guarded := b.perKey(soon, asynqlock.WithObserver(o))(mustNotRun(t))
 		b.serveElsewhere(t, cfg, redistest.Another(t).Client(t), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			err := guarded.ProcessTask(ctx, task)
 			returned <- err
@@ -191,25 +167,20 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 		require.NotErrorIs(t, err, asynqlock.ErrDeferred)
 		requireNoSecret(t, err.Error())
 		b.untilState(t, id, asynq.TaskStateArchived)
+		e := get(t, o.told)
+		require.Equal(t, asynqlock.OutcomeExpired, e.Kind)
+		require.Error(t, e.Err)
+		require.True(t, e.Since.IsZero())
 	})
 }
 
 // While a task stays in its worker it holds no key of the guards around, as other tasks may hold them in another order.
 func TestConfigure_AnotherRedisHoldsNoOuterKey(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		release := b.hold(t, key)
 		ran := make(chan struct{}, 10)
-		mux := asynq.NewServeMux()
-		mux.Use(
-			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), soon),
-			b.perKey(soon),
-		)
-		mux.HandleFunc(kind, func(context.Context, *asynq.Task) error {
-			ran <- struct{}{}
-			return nil
-		})
-		b.serveElsewhere(t, b.config(), elsewhere(t), mux)
+		outer := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), soon)
+		b.serveElsewhere(t, b.config(), elsewhere(t), outer(b.perKey(soon)(tells(ran))))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
 		b.untilConflicts(t, 2)
 		redistest.Eventually(t, func() bool {
@@ -228,14 +199,10 @@ func TestConfigure_TheServersRedisIsNotTakenForAnother(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	log := &testbed.Log{}
-	const tasks = 300
+	const tasks = 60
 	var inside alone
 	release := b.hold(t, key) // else tasks that are quick may never meet
-	b.serve(t, b.config(), b.perKey(soon, asynqlock.WithLogger(log.Logger()))(
-		asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-			defer inside.enter(t)()
-			return nil
-		})))
+	b.serve(t, b.config(), b.perKey(soon, asynqlock.WithLogger(log.Logger()))(does(func(context.Context, *asynq.Task) { inside.enter(t)() })))
 	for n := range tasks {
 		b.enqueue(t, task(), asynq.MaxRetry(n%2))
 	}

@@ -19,26 +19,23 @@ import (
 )
 
 func TestHandler_RunsUnderItsLease(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		done := make(chan struct{})
-		b.serve(t, b.config(), b.perKey()(asynq.HandlerFunc(
-			func(ctx context.Context, task *asynq.Task) error {
-				defer close(done)
-				lease, held := core.LeaseFrom(ctx)
-				if assert.True(t, held) {
-					assert.Equal(t, key, lease.Key())
-					assert.Positive(t, lease.Fence())
-				}
-				id, _ := asynq.GetTaskID(ctx)
-				assert.Equal(t, task.ResultWriter().TaskID(), id)
-				seen, err := b.rival.Inspect(ctx, key)
-				if assert.NoError(t, err) && assert.Len(t, seen.Holders, 1) {
-					assert.Equal(t, kind, seen.Holders[0].Name)
-					assert.Equal(t, id, seen.Holders[0].ID)
-				}
-				return nil
-			})))
+		b.serve(t, b.config(), b.perKey()(does(func(ctx context.Context, task *asynq.Task) {
+			defer close(done)
+			lease, held := core.LeaseFrom(ctx)
+			if assert.True(t, held) {
+				assert.Equal(t, key, lease.Key())
+				assert.Positive(t, lease.Fence())
+			}
+			id, _ := asynq.GetTaskID(ctx)
+			assert.Equal(t, task.ResultWriter().TaskID(), id)
+			seen, err := b.rival.Inspect(ctx, key)
+			if assert.NoError(t, err) && assert.Len(t, seen.Holders, 1) {
+				assert.Equal(t, kind, seen.Holders[0].Name)
+				assert.Equal(t, id, seen.Holders[0].ID)
+			}
+		})))
 		id := b.enqueue(t, task())
 		get(t, done)
 		redistest.Eventually(t, func() bool { return b.info(t, id) == nil }, "the task has ended")
@@ -47,8 +44,7 @@ func TestHandler_RunsUnderItsLease(t *testing.T) {
 }
 
 func TestHandler_CopiesOfADeafOneNeverOverlap(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		var only alone
 		var cut atomic.Int64
 		done := make(chan struct{})
@@ -75,8 +71,7 @@ func TestHandler_CopiesOfADeafOneNeverOverlap(t *testing.T) {
 }
 
 func TestHandler_ThatRunsOnIsLoggedOnce(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		log := &testbed.Log{}
 		end, ran := make(chan struct{}), make(chan struct{}, 10)
 		b.serve(t, b.config(), b.perKey(soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
@@ -110,30 +105,25 @@ func TestShutdown_MidHandler(t *testing.T) {
 	t.Parallel()
 	for name, maxRetry := range map[string]int{"first attempt": 3, "last attempt": 0} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				var only alone
 				started, end, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 				cfg := b.config()
 				cfg.ShutdownTimeout = 50 * time.Millisecond
-				stop := b.serve(t, cfg, asynqlock.PerKey(b.newLocker(t).Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
-					func(context.Context, *asynq.Task) error {
-						defer only.enter(t)()
-						close(started)
-						<-end
-						return nil
-					})))
+				stop := b.serve(t, cfg, asynqlock.PerKey(b.newLocker(t).Guard(core.RejectConflicts), walletKey, soon)(does(func(context.Context, *asynq.Task) {
+					defer only.enter(t)()
+					close(started)
+					<-end
+				})))
 				id := b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
 				get(t, started)
 				stop()
 				require.Equal(t, asynq.TaskStatePending, b.info(t, id).State, "asynq put it back, though its handler runs")
 
-				b.serve(t, b.config(), b.perKey(soon)(asynq.HandlerFunc(
-					func(context.Context, *asynq.Task) error {
-						defer only.enter(t)()
-						close(done)
-						return nil
-					})))
+				b.serve(t, b.config(), b.perKey(soon)(does(func(context.Context, *asynq.Task) {
+					defer only.enter(t)()
+					close(done)
+				})))
 				b.untilConflicts(t, 5)
 				require.EqualValues(t, 1, only.inside.Load())
 				close(end)
@@ -149,8 +139,7 @@ func TestHandler_ALostLeaseEndsItsContext(t *testing.T) {
 	t.Parallel()
 	for name, result := range map[string]error{"success": nil, "error": errOops} {
 		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			each(t, func(t *testing.T, b *bench) {
 				cfg := b.config()
 				cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 				reported := make(chan error, 1)
@@ -183,8 +172,7 @@ func TestHandler_ALostLeaseEndsItsContext(t *testing.T) {
 }
 
 func TestRefusal_FurtherInIsNoFailureOfALostLease(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.hold(t, key)
 		inner := b.perKey(asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
 		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"))(asynq.HandlerFunc(
@@ -196,8 +184,7 @@ func TestRefusal_FurtherInIsNoFailureOfALostLease(t *testing.T) {
 				<-ctx.Done()
 				return err
 			})))
-		id := b.enqueue(t, task(), asynq.MaxRetry(1))
-		info := b.untilState(t, id, asynq.TaskStateRetry)
+		info := b.untilState(t, b.enqueue(t, task(), asynq.MaxRetry(1)), asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)
 		require.Contains(t, info.LastErr, "(waiting since ")
 		require.NotContains(t, info.LastErr, "outcome", "nothing ran")

@@ -2,7 +2,6 @@ package asynqlock_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestKeys_OfJSONFields(t *testing.T) {
@@ -86,8 +84,7 @@ func TestKeys_AreThoseOfRequests(t *testing.T) {
 }
 
 func TestKeys_TasksWithoutAUsableOneAreArchivedAtOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		cfg := b.config()
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
@@ -105,19 +102,5 @@ func TestKeys_TasksWithoutAUsableOneAreArchivedAtOnce(t *testing.T) {
 			require.Zero(t, info.Retried)
 			requireNoSecret(t, info.LastErr)
 		}
-	})
-}
-
-func TestKeyFunc_AnErrorIsAFailure(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		down := errors.New("the directory is down")
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Func(func(context.Context, *asynq.Task) (string, error) {
-			return "", down
-		}))(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(2))
-		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Equal(t, 2, info.Retried)
-		require.Equal(t, down.Error(), info.LastErr)
 	})
 }

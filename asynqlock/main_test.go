@@ -2,6 +2,7 @@ package asynqlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -35,6 +36,7 @@ var soon = asynqlock.WithDelay(time.Millisecond, time.Millisecond)
 // bench is what most tests stand on: a queue of their own, the locker under test, which
 // tells of conflicts, and a rival that takes keys away from it.
 type bench struct {
+	env       *redistest.Env
 	rdb       *redis.Client
 	queue     string
 	locker    *core.Locker
@@ -62,7 +64,7 @@ func setup(t *testing.T, env *redistest.Env) *bench {
 	t.Helper()
 	rdb := env.Client(t)
 	b := &bench{
-		rdb: rdb, queue: env.Prefix, conflicts: &conflicts{},
+		env: env, rdb: rdb, queue: env.Prefix, conflicts: &conflicts{},
 		client: asynq.NewClientFromRedisClient(rdb), inspector: asynq.NewInspectorFromRedisClient(rdb),
 	}
 	b.locker = b.newLocker(t)
@@ -70,11 +72,17 @@ func setup(t *testing.T, env *redistest.Env) *bench {
 	return b
 }
 
+// each runs a test on each Redis.
+func each(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env)) })
+}
+
 // virtually runs a test in virtual time, in parallel with others.
-func virtually(t *testing.T, test func(t *testing.T, env *redistest.Env)) {
+func virtually(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	t.Parallel()
-	redistest.InVirtualTime(t, test)
+	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env)) })
 }
 
 func (b *bench) newLocker(t *testing.T) *core.Locker {
@@ -120,11 +128,15 @@ func (b *bench) requireFree(t *testing.T, key string) {
 	require.NoError(t, lease.Release(context.Background()))
 }
 
-// config is that of a server of the test's queue that looks often.
+// config is that of a server of the test's queue that looks often: as often as pays where nobody waits for it.
 func (b *bench) config() asynq.Config {
+	look := 5 * time.Millisecond
+	if virtual := b.env.Addr == ""; virtual {
+		look = 100 * time.Millisecond
+	}
 	return asynq.Config{
 		Concurrency: 10, Queues: map[string]int{b.queue: 1}, Logger: quiet{},
-		TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 5 * time.Millisecond,
+		TaskCheckInterval: look, DelayedTaskCheckInterval: look,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Millisecond },
 	}
 }
@@ -202,6 +214,19 @@ func (b *bench) untilConflicts(t *testing.T, n int64) {
 	redistest.Eventually(t, func() bool { return b.conflicts.n.Load() >= n }, fmt.Sprintf("%d conflicts", n))
 }
 
+// archived waits for the one task that is archived.
+func (b *bench) archived(t *testing.T) (archived *asynq.TaskInfo) {
+	t.Helper()
+	redistest.Eventually(t, func() bool {
+		all, err := b.inspector.ListArchivedTasks(b.queue)
+		if err == nil && len(all) == 1 {
+			archived = all[0]
+		}
+		return archived != nil
+	}, "the task is archived")
+	return archived
+}
+
 func (b *bench) requireArchived(t *testing.T, n int) {
 	t.Helper()
 	info, err := b.inspector.GetQueueInfo(b.queue)
@@ -223,28 +248,34 @@ func (a *alone) enter(t *testing.T) (leave func()) {
 	}
 }
 
-func mustNotRun(t *testing.T) asynq.Handler {
-	t.Helper()
-	return asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-		t.Error("the handler ran")
+// does is a handler that succeeds.
+func does(what func(ctx context.Context, task *asynq.Task)) asynq.Handler {
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		what(ctx, task)
 		return nil
 	})
+}
+
+// fails is a handler that does nothing else.
+func fails(err error) asynq.Handler {
+	return asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return err })
+}
+
+func mustNotRun(t *testing.T) asynq.Handler {
+	t.Helper()
+	return does(func(context.Context, *asynq.Task) { t.Error("the handler ran") })
 }
 
 // tells is a handler that sends when it runs.
 func tells(ran chan<- struct{}) asynq.Handler {
-	return asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-		ran <- struct{}{}
-		return nil
-	})
+	return does(func(context.Context, *asynq.Task) { ran <- struct{}{} })
 }
 
 // tellsID is a handler that sends the id of what it runs.
 func tellsID(ids chan<- string) asynq.Handler {
-	return asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+	return does(func(ctx context.Context, _ *asynq.Task) {
 		id, _ := asynq.GetTaskID(ctx)
 		ids <- id
-		return nil
 	})
 }
 
@@ -256,6 +287,22 @@ func (quiet) Info(...any)  {}
 func (quiet) Warn(...any)  {}
 func (quiet) Error(...any) {}
 func (quiet) Fatal(...any) {}
+
+// hook is one for the commands of a client.
+type hook func(next redis.ProcessHook) redis.ProcessHook
+
+func (hook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return h(next) }
+
+func fail(cmd redis.Cmder) error {
+	cmd.SetErr(errOops)
+	return errOops
+}
+
+var errOops = errors.New("oops")
 
 func requireNoSecret(t *testing.T, text string) {
 	t.Helper()

@@ -26,8 +26,7 @@ func (o outcomes) OnOutcome(_ context.Context, e asynqlock.Outcome) { o.told <- 
 
 // Each time that a task is handed out is told of once, whatever becomes of it. It is long since it is one story.
 func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		o, recorder := outcomes{told: make(chan asynqlock.Outcome, 100)}, ops.NewRecorder()
 		handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -104,31 +103,6 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 	})
 }
 
-// A task that stays in its worker goes back to its queue at a shutdown, and is archived when its time is over.
-func TestObserver_OfATaskThatStays(t *testing.T) {
-	for _, kind := range []asynqlock.OutcomeKind{asynqlock.OutcomeDeferred, asynqlock.OutcomeExpired} {
-		t.Run(string(kind), func(t *testing.T) {
-			virtually(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
-				b.hold(t, key)
-				o := outcomes{told: make(chan asynqlock.Outcome, 10)}
-				cfg := b.config()
-				cfg.ShutdownTimeout = time.Millisecond
-				stop := b.serveElsewhere(t, cfg, redistest.Another(t).Client(t), b.perKey(late, asynqlock.WithObserver(o))(mustNotRun(t)))
-				b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
-				b.untilConflicts(t, 1)
-				if kind == asynqlock.OutcomeDeferred {
-					stop()
-				}
-				e := get(t, o.told)
-				require.Equal(t, kind, e.Kind)
-				require.Error(t, e.Err)
-				require.Equal(t, kind == asynqlock.OutcomeDeferred, !e.Since.IsZero())
-			})
-		})
-	}
-}
-
 // refusingOnce refuses the first time, and then waits.
 type refusingOnce struct{ asked atomic.Int64 }
 
@@ -143,8 +117,7 @@ func (p *refusingOnce) OnConflict(context.Context, core.Conflict) (core.Decision
 
 // Its time can be over just when it asks for its key again.
 func TestObserver_OfATaskThatAsksToTheEnd(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		b.hold(t, key)
 		o, policy := outcomes{told: make(chan asynqlock.Outcome, 10)}, &refusingOnce{}
 		b.serveElsewhere(t, b.config(), redistest.Another(t).Client(t), asynqlock.PerKey(b.locker.Guard(policy), walletKey, soon, asynqlock.WithObserver(o))(mustNotRun(t)))
@@ -158,14 +131,13 @@ func TestObserver_OfATaskThatAsksToTheEnd(t *testing.T) {
 
 // Each guard tells its own, and an observer's panic is no task's failure.
 func TestObserver_OfNestedGuards(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		inner, outer := outcomes{told: make(chan asynqlock.Outcome, 10)}, outcomes{told: make(chan asynqlock.Outcome, 10)}
 		log := &testbed.Log{}
 		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), asynqlock.WithObserver(outer))(
 			b.perKey(asynqlock.WithObserver(inner))(
 				asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithRecorder(panics{}), asynqlock.WithLogger(log.Logger()))(
-					asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))))
+					fails(nil))))
 		b.hold(t, key)
 		require.ErrorIs(t, guarded.ProcessTask(t.Context(), task()), core.ErrConflict)
 		assert.Equal(t, "type:"+kind, get(t, outer.told).Key)
@@ -178,12 +150,6 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		assert.Contains(t, log.String(), "the observer panicked")
 		assert.Contains(t, log.String(), "oops")
 		assert.Contains(t, log.String(), "miscounted")
-		var none *ops.Recorder
-		for what, opt := range map[string]asynqlock.Option{"WithObserver": asynqlock.WithObserver(nil), "WithRecorder": asynqlock.WithRecorder(none)} {
-			_, err := asynqlock.New(b.locker.Guard(core.RejectConflicts), walletKey, opt)
-			require.ErrorIs(t, err, core.ErrInvalidOption)
-			require.ErrorContains(t, err, what)
-		}
 	})
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,7 +30,7 @@ import (
 func TestWake_ARedisThatRestarts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Logged...)
-	const servers, keys, callers, each, restarts, woken = 3, 5, 4, 100, 2, kind + ":woken"
+	const servers, keys, callers, each, restarts, woken = 3, 5, 4, 40, 2, kind + ":woken"
 	const tasks, leased = callers * each, servers * restarts // one a server and restart: asynq fetches one at a time
 	connect := func() *redis.Client { return redistest.Client(t, &redis.Options{Addr: server.Addr}) }
 	b := setup(t, &redistest.Env{Addr: server.Addr, Prefix: "restarts"})
@@ -97,7 +100,7 @@ func TestWake_ARedisThatRestarts(t *testing.T) {
 	requireNoneArchived(t, b.inspector, b.queue)
 
 	// Each of these waits for the one before: by themselves they come back after five minutes and more.
-	const more = 50
+	const more = 20
 	for n := range more {
 		enqueue(woken, tasks+n*keys)
 	}
@@ -105,9 +108,11 @@ func TestWake_ARedisThatRestarts(t *testing.T) {
 	requireNoneArchived(t, b.inspector, b.queue)
 }
 
-// expired reports whether asynq took back a task whose server died, or never got it: on a machine so slow that its lease of half a minute
-// is over, it hands out again such a task, or archives it.
-func expired(info *asynq.TaskInfo) bool { return info.LastErr == asynq.ErrLeaseExpired.Error() }
+// expired reports whether asynq took back a task whose server died, or never got it, or whether a task outlived its lease of a key: on a
+// machine so slow that its lease of half a minute, or of a second, is over, asynq hands out again such a task, or archives it.
+func expired(info *asynq.TaskInfo) bool {
+	return info.LastErr == asynq.ErrLeaseExpired.Error() || strings.Contains(info.LastErr, "the lease was lost")
+}
 
 func requireNoneArchived(t *testing.T, inspector *asynq.Inspector, queue string) {
 	t.Helper()
@@ -116,4 +121,94 @@ func requireNoneArchived(t *testing.T, inspector *asynq.Inspector, queue string)
 	for _, info := range archived {
 		require.True(t, expired(info), info.LastErr)
 	}
+}
+
+// serverVar makes the test's binary a server of tasks, for the Redis that it names.
+const serverVar = "PERKEY_TEST_ASYNQ"
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(serverVar); addr != "" {
+		if err := beServer(addr); err != nil {
+			panic(err)
+		}
+		return
+	}
+	redistest.Main(m)
+}
+
+const processWorkers = 4
+
+// beServer runs tasks until its standard input ends. A task marks its key as busy while it runs.
+func beServer(addr string) error {
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	locker, err := core.New(rdb, core.WithTTL(time.Second))
+	if err != nil {
+		return err
+	}
+	pid := fmt.Sprint(os.Getpid())
+	handler := asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(func(lease context.Context, task *asynq.Task) error {
+		ctx := context.Background()
+		var of, n int
+		if _, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &of, &n); err != nil {
+			return err
+		}
+		busy := fmt.Sprint("busy:", of)
+		if other, err := rdb.SetArgs(ctx, busy, pid, redis.SetArgs{Get: true}).Result(); err == nil {
+			rdb.RPush(ctx, "overlaps", other)
+		}
+		time.Sleep(10 * time.Millisecond)
+		rdb.Del(ctx, busy)
+		if lease.Err() != nil { // the machine was so busy that its lease is over
+			rdb.SAdd(ctx, "late", pid)
+		}
+		return rdb.SAdd(ctx, "ran", n).Err()
+	}))
+	cfg := asynq.Config{Concurrency: processWorkers, TaskCheckInterval: 20 * time.Millisecond, DelayedTaskCheckInterval: time.Second, Logger: quiet{}}
+	srv, err := asynqlock.NewServer(rdb, cfg)
+	if err != nil {
+		return err
+	}
+	if err := srv.Start(handler); err != nil {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	srv.Shutdown()
+	return locker.Shutdown(context.Background())
+}
+
+// Servers are killed while they hold keys, and while tasks that were woken are on their way to them: the others go
+// on, and nothing is lost but to asynq's own leases, which last for longer than this test.
+func TestWake_ServersThatAreKilled(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	client := asynq.NewClientFromRedisClient(rdb)
+	const tasks, keys, kills = 250, 5, 3
+	for n := range tasks {
+		_, err := client.Enqueue(asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d,"n":%d}`, n%keys, n)), asynq.MaxRetry(n%2))
+		require.NoError(t, err)
+	}
+	reach := func(n int64) {
+		for rdb.SCard(t.Context(), "ran").Val() < n {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	start := func() *redistest.Process { return redistest.StartProcess(t, "", serverVar+"="+server.Addr) }
+	running := []*redistest.Process{start(), start(), start()}
+	killed := map[string]bool{}
+	for n := range kills {
+		reach(int64((n + 1) * tasks / (kills + 2)))
+		killed[fmt.Sprint(running[0].Pid())] = true
+		running[0].Kill()
+		running = append(running[1:], start())
+	}
+	reach(tasks - kills*processWorkers) // all but those that asynq has leased to the dead
+	for _, pid := range rdb.LRange(t.Context(), "overlaps", 0, -1).Val() {
+		require.True(t, killed[pid] || rdb.SIsMember(t.Context(), "late", pid).Val(), "two tasks of a key at once")
+	}
+	for _, p := range running {
+		p.Finish()
+		p.Wait(t)
+	}
+	requireNoneArchived(t, asynq.NewInspectorFromRedisClient(rdb), "default")
 }

@@ -172,3 +172,38 @@ func TestScripts_MutantsAreCaught(t *testing.T) {
 		require.Error(t, laws(t.Context(), rdb, fmt.Sprint(env.Prefix, "m", n)), m.old)
 	}
 }
+
+// Callers choose the types of their tasks: what is remembered of them is bounded.
+func TestTypically_ManyTypes(t *testing.T) {
+	m := &middleware{}
+	process := func(kind string) *processing { return &processing{middleware: m, task: asynq.NewTask(kind, nil)} }
+	for i := range 3 * maxTypes {
+		process(fmt.Sprint("mail:", i)).typically(time.Now())
+	}
+	known := 0
+	m.typical.Range(func(any, any) bool { known++; return true })
+	require.Equal(t, maxTypes, known)
+	require.True(t, process("mail:0").isShort())
+	require.False(t, process(fmt.Sprint("mail:", 2*maxTypes)).isShort(), "it is not known")
+}
+
+func TestDelay_FollowsTheHoldersLease(t *testing.T) {
+	m := &middleware{settings: defaults()}
+	require.NoError(t, WithDelay(2*time.Second, 20*time.Second)(&m.settings))
+	for _, c := range []struct{ remaining, least, most time.Duration }{
+		{0, 2500 * time.Millisecond, 5 * time.Second}, // not known
+		{time.Millisecond, 2 * time.Second, 2 * time.Second},
+		{3 * time.Second, 2 * time.Second, 3 * time.Second},
+		{10 * time.Second, 5 * time.Second, 10 * time.Second},
+		{time.Hour, 10 * time.Second, 20 * time.Second},
+	} {
+		different := make(map[time.Duration]bool)
+		for range 100 {
+			d := m.delay(c.remaining)
+			require.GreaterOrEqual(t, d, c.least, c.remaining)
+			require.LessOrEqual(t, d, c.most, c.remaining)
+			different[d] = true
+		}
+		require.Equal(t, c.least != c.most, len(different) > 50, "tasks refused together are spread out")
+	}
+}

@@ -43,78 +43,64 @@ func (b *bench) listed(t *testing.T, n int) (tasks []asynqlock.WaitingTask) {
 	return tasks
 }
 
-// Whoever holds the key, and whatever the policy: its release wakes the task that has waited for longest, and
-// each run's end the next, over several servers.
+// Whoever holds the key, and whatever the policy: its release wakes the task that has waited for longest, and no other, and each run's
+// end the next, over several servers. A handler's panic or failure ends a run as any other end does.
 func TestWake_DeferredTasksRunInOrderWhenTheKeyIsReleased(t *testing.T) {
-	for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 20 * time.Millisecond}} {
-		for _, maxRetry := range []int{0, 5} {
-			t.Run(fmt.Sprint(name, ", MaxRetry ", maxRetry), func(t *testing.T) {
-				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-					b := setup(t, env)
-					release := b.hold(t, key)
-					const tasks = 10
-					ran := make(chan string, tasks)
-					var inside alone
-					for range 3 {
-						b.serve(t, b.config(), asynqlock.PerKey(b.subscribed(t, b.newLocker(t)).Guard(policy), walletKey, late)(asynq.HandlerFunc(
-							func(_ context.Context, task *asynq.Task) error {
-								defer inside.enter(t)()
-								ran <- string(task.Payload())
-								return nil
-							})))
-					}
-					var want []string
-					for n := range tasks {
-						task := numbered(n)
-						want = append(want, string(task.Payload()))
-						b.enqueue(t, task, asynq.MaxRetry(maxRetry))
-						b.listed(t, n+1)
-					}
-					require.Empty(t, ran)
-					release()
-					for _, payload := range want {
-						require.Equal(t, payload, get(t, ran))
-					}
-					require.Empty(t, b.listed(t, 0))
-					b.requireArchived(t, 0)
-				})
-			})
-		}
-	}
-}
-
-// A handler's panic, failure or lost lease ends a run as any other end does.
-func TestWake_AFailureWakesTheNextToo(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.subscribed(t, b.locker)
-		release := b.hold(t, key)
-		ran := make(chan struct{}, 10)
-		cfg := b.config()
-		cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		b.serve(t, cfg, b.perKey(late)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				if len(ran)%2 == 0 {
-					return errOops
+	waits := retry.Policy{MaxWait: 20 * time.Millisecond}
+	for name, c := range map[string]struct {
+		policy   core.ConflictPolicy
+		maxRetry int
+		fails    bool
+	}{
+		"rejects": {}, "rejects, fails": {nil, 5, true}, "waits": {waits, 0, false}, "waits, retried": {waits, 5, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b *bench) {
+				release := b.hold(t, key)
+				const servers, tasks = 3, 10
+				ran := make(chan string, tasks)
+				var inside alone
+				cfg := b.config()
+				cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+				for range servers {
+					b.serve(t, cfg, asynqlock.PerKey(b.subscribed(t, b.newLocker(t)).Guard(c.policy), walletKey, late)(asynq.HandlerFunc(
+						func(_ context.Context, task *asynq.Task) error {
+							defer inside.enter(t)()
+							ran <- string(task.Payload())
+							if c.fails && inside.runs.Load()%2 == 0 {
+								panic("oops")
+							} else if c.fails {
+								return errOops
+							}
+							return nil
+						})))
 				}
-				panic("oops")
-			})))
-		for n := range 5 {
-			b.enqueue(t, numbered(n), asynq.MaxRetry(3))
-			b.listed(t, n+1)
-		}
-		release()
-		for range 5 {
-			get(t, ran)
-		}
-	})
+				var want []string
+				for n := range tasks {
+					task := numbered(n)
+					want = append(want, string(task.Payload()))
+					b.enqueue(t, task, asynq.MaxRetry(c.maxRetry))
+					b.listed(t, n+1)
+				}
+				require.Empty(t, ran)
+				refused := b.conflicts.n.Load()
+				release()
+				for _, payload := range want {
+					require.Equal(t, payload, get(t, ran))
+				}
+				require.Empty(t, b.listed(t, 0))
+				b.requireArchived(t, 0)
+				if c.policy == nil {
+					require.LessOrEqual(t, b.conflicts.n.Load()-refused, int64(servers), "hardly any comes in vain")
+				}
+			})
+		})
+	}
 }
 
 // What is done, was archived or deleted is not run again by a release.
 func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
@@ -130,7 +116,7 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 		require.NoError(t, b.inspector.DeleteTask(b.queue, ids[1]))
 		// The third runs without the guard, and is done.
 		require.NoError(t, b.inspector.RunTask(b.queue, ids[2]))
-		done := b.start(t, b.config(), asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+		done := b.start(t, b.config(), fails(nil))
 		b.untilState(t, ids[2], asynq.TaskStateCompleted)
 		done()
 		b.listed(t, 4)
@@ -146,46 +132,19 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 	})
 }
 
-// One release wakes one task, however many servers have deferred some.
-func TestWake_AReleaseWakesOneTask(t *testing.T) {
-	t.Parallel()
-	b := setup(t, redistest.Real(t))
-	release := b.hold(t, key)
-	const servers, tasks = 4, 40
-	inside := make(chan struct{})
-	var ran atomic.Int64
-	for range servers {
-		b.serve(t, b.config(), asynqlock.PerKey(b.subscribed(t, b.newLocker(t)).Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran.Add(1)
-				inside <- struct{}{}
-				return nil
-			})))
-	}
-	for n := range tasks {
-		b.enqueue(t, numbered(n))
-	}
-	b.listed(t, tasks)
-	refused := b.conflicts.n.Load()
-	release()
-	for range tasks {
-		get(t, inside)
-	}
-	require.LessOrEqual(t, b.conflicts.n.Load()-refused, int64(servers), "hardly any comes in vain")
-	b.listed(t, 0)
-	require.EqualValues(t, tasks, ran.Load())
-}
-
 // A Redis of the queues that hangs holds up the list, and not the workers.
 func TestWake_AWorkerDoesNotWaitForARedisThatHangs(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		rdb := env.Client(t)
-		answers := make(hangs)
+	each(t, func(t *testing.T, b *bench) {
+		rdb := b.env.Client(t)
+		answers := make(chan struct{})
 		defer close(answers)
-		rdb.AddHook(answers)
-		guarded := b.perKey()(
-			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+		rdb.AddHook(hook(func(next redis.ProcessHook) redis.ProcessHook {
+			return func(ctx context.Context, cmd redis.Cmder) error {
+				<-answers // whatever the ctx
+				return next(ctx, cmd)
+			}
+		}))
+		guarded := b.perKey()(fails(nil))
 		done := make(chan error, 1)
 		b.serveElsewhere(t, b.config(), rdb, asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			err := guarded.ProcessTask(ctx, task)
@@ -197,38 +156,19 @@ func TestWake_AWorkerDoesNotWaitForARedisThatHangs(t *testing.T) {
 	})
 }
 
-// hangs is a Redis that answers when it is closed, whatever the ctx.
-type hangs chan struct{}
-
-func (hangs) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (hangs) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h hangs) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		<-h
-		return next(ctx, cmd)
-	}
-}
-
 // A guard for n at a time keeps n at work.
 func TestWake_NAtOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		const tasks, most = 20, 3
 		var inside, highest atomic.Int64
 		started, end := make(chan struct{}, tasks), make(chan struct{}, tasks)
-		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(most)), walletKey, late)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				now := inside.Add(1)
-				highest.Store(max(highest.Load(), now))
-				started <- struct{}{}
-				<-end
-				inside.Add(-1)
-				return nil
-			})))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(most)), walletKey, late)(does(func(context.Context, *asynq.Task) {
+			now := inside.Add(1)
+			highest.Store(max(highest.Load(), now))
+			started <- struct{}{}
+			<-end
+			inside.Add(-1)
+		})))
 		for n := range tasks {
 			b.enqueue(t, numbered(n))
 		}
@@ -248,8 +188,7 @@ func TestWake_NAtOnce(t *testing.T) {
 
 // The wait begins anew with each run, whatever ends that, and no text of a handler's is taken for it.
 func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
-	virtually(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	virtually(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ran := make(chan struct{}, 10)
@@ -309,8 +248,7 @@ func TestWithMaxAge_CountsByTheClockOfRedis(t *testing.T) {
 }
 
 func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+	each(t, func(t *testing.T, b *bench) {
 		b.subscribed(t, b.locker)
 		b.hold(t, key)
 		b.serve(t, b.config(), b.perKey(late)(mustNotRun(t)))
@@ -330,8 +268,7 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 			assert.False(t, task.Woken)
 			assert.WithinRange(t, task.Since, before.Add(-time.Second), time.Now().Add(time.Second))
 		}
-		ttl := b.rdb.PTTL(t.Context(), b.queue+":asynq{}:"+key).Val()
-		require.Greater(t, ttl, 23*time.Hour)
+		require.Greater(t, b.rdb.PTTL(t.Context(), b.queue+":asynq{}:"+key).Val(), 23*time.Hour)
 		for _, most := range []int{0, -1} {
 			tasks, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, key, most)
 			require.NoError(t, err)
@@ -348,8 +285,7 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
 	for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 5 * time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
-			virtually(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			virtually(t, func(t *testing.T, b *bench) {
 				b.hold(t, key)
 				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(policy), walletKey, late)(mustNotRun(t)))
 				for n := range 3 {
@@ -367,20 +303,16 @@ func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
 
 // A task that asynq is slow to put aside after its refusal is woken nevertheless, whoever saw the release.
 func TestWake_ATaskThatIsSlowToBePutAside(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.rdb.AddHook(slowRetry{})
-		const keys = 20
+	each(t, func(t *testing.T, b *bench) {
+		b.rdb.AddHook(hook(slowRetry))
+		const keys = 10
 		ran, end := make(chan struct{}, 2*keys), make(chan struct{})
 		cfg := b.config()
 		cfg.Concurrency = 2 * keys
-		b.serve(t, cfg, b.perKey(late)(asynq.HandlerFunc(
-			func(context.Context, *asynq.Task) error {
-				ran <- struct{}{}
-				<-end
-				return nil
-			})))
-		of := func(n int) string { return fmt.Sprint("wallet:", n) }
+		b.serve(t, cfg, b.perKey(late)(does(func(context.Context, *asynq.Task) {
+			ran <- struct{}{}
+			<-end
+		})))
 		for range 2 {
 			for n := range keys {
 				b.enqueue(t, asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d}`, n)))
@@ -392,7 +324,7 @@ func TestWake_ATaskThatIsSlowToBePutAside(t *testing.T) {
 		redistest.Eventually(t, func() bool {
 			waiting := 0
 			for n := range keys {
-				_, all, err := asynqlock.Waiting(t.Context(), b.rdb, b.locker, of(n), 1)
+				_, all, err := asynqlock.Waiting(t.Context(), b.rdb, b.locker, fmt.Sprint("wallet:", n), 1)
 				require.NoError(t, err)
 				waiting += all
 			}
@@ -408,35 +340,27 @@ func TestWake_ATaskThatIsSlowToBePutAside(t *testing.T) {
 // No release tells of a key that is free again since a MinHold is over, or the lease of a holder that died.
 func TestWake_WhenALeaseIsOver(t *testing.T) {
 	const hold = 700 * time.Millisecond
-	for name, c := range map[string]struct {
-		died bool
-		opts []core.AcquireOption
-	}{
-		"MinHold": {opts: []core.AcquireOption{core.MinHold(hold)}},
-		"died":    {died: true},
-	} {
+	for name, opts := range map[string][]core.AcquireOption{"MinHold": {core.MinHold(hold)}, "died": nil} {
 		t.Run(name, func(t *testing.T) {
-			virtually(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
+			virtually(t, func(t *testing.T, b *bench) {
 				b.subscribed(t, b.locker)
 				began := time.Now()
-				if c.died {
+				died := opts == nil
+				if died {
 					testbed.Take(t, b.rival, key, core.FixedLease(hold))
 				}
 				const tasks = 4
 				runs := make(chan time.Time, tasks)
-				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, c.opts...), walletKey, late)(asynq.HandlerFunc(
-					func(context.Context, *asynq.Task) error {
-						runs <- time.Now()
-						return nil
-					})))
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, opts...), walletKey, late)(does(func(context.Context, *asynq.Task) {
+					runs <- time.Now()
+				})))
 				for n := range tasks {
 					b.enqueue(t, numbered(n), asynq.MaxRetry(n%2))
 				}
 				last := began
 				for n := range tasks {
 					run := get(t, runs)
-					if !c.died && n > 0 || c.died && n == 0 {
+					if died == (n == 0) {
 						require.GreaterOrEqual(t, run.Sub(last), hold-20*time.Millisecond)
 					}
 					last = run
@@ -449,9 +373,7 @@ func TestWake_WhenALeaseIsOver(t *testing.T) {
 }
 
 // slowRetry delays asynq's putting aside of a task.
-type slowRetry struct{ hangs }
-
-func (slowRetry) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func slowRetry(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		var fromActive, toRetry bool
 		for _, arg := range cmd.Args() {
