@@ -3,7 +3,6 @@ package ops_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -188,19 +187,24 @@ func (c counted) Write(sent []byte) (int, error) {
 	return c.Conn.Write(sent)
 }
 
+func countedClient(t *testing.T, env *redistest.Env, calls map[string]*atomic.Int64) *redis.Client {
+	t.Helper()
+	opt := *env.Client(t).Options()
+	dial := opt.Dialer
+	opt.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return counted{conn, calls}, err
+	}
+	return redistest.Client(t, &opt)
+}
+
 // Each process reports about every ten seconds, by one call, and the fleet is read by one more for each: nothing is searched for.
 func TestBeacon_CostsOneCallInTenSeconds(t *testing.T) {
 	t.Parallel()
 	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 		const processes = 5
 		calls := map[string]*atomic.Int64{"evalsha": {}, "getrange": {}, "scan": {}, "keys": {}}
-		opt := *env.Client(t).Options()
-		dial := opt.Dialer
-		opt.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return counted{conn, calls}, err
-		}
-		rdb := redistest.Client(t, &opt)
+		rdb := countedClient(t, env, calls)
 		for range processes {
 			startBeacon(t, rdb, ops.NewRecorder(), newLocker(t, env), ops.WithInterval(10*time.Second))
 		}
@@ -268,28 +272,16 @@ func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
 	})
 }
 
-func TestBeacon_ABlackHoleHasOneCall(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		proxy := redistest.NewProxy(t, env.Addr)
-		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, ReadTimeout: time.Minute})
-		beacon := startBeacon(t, rdb, ops.NewRecorder(), newLocker(t, env))
-		tells(t, env, func(ops.Process) bool { return true }, "it is told")
-		proxy.Blackhole(redistest.Requests | redistest.Replies)
-		before := proxy.Accepted()
-		time.Sleep(10 * soon)
-		assert.LessOrEqual(t, proxy.Accepted()-before, int64(1), "calls under way beside the first, each on a connection")
-		err := beacon.Close()
-		assert.True(t, err == nil || errors.Is(err, context.DeadlineExceeded), "%v", err)
-	})
-}
-
-func TestBeacon_CloseWaitsTwoSecondsForARedisThatIsSilent(t *testing.T) {
+func TestBeacon_OfARedisThatIsSilent(t *testing.T) {
 	t.Parallel()
 	redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
-		rdb := env.Client(t)
-		beacon := startBeacon(t, rdb, ops.NewRecorder(), newLocker(t, env))
+		calls := map[string]*atomic.Int64{"evalsha": {}}
+		beacon := startBeacon(t, countedClient(t, env, calls), ops.NewRecorder(), newLocker(t, env))
 		tells(t, env, func(ops.Process) bool { return true }, "it is told")
 		env.FallSilent()
+		before := calls["evalsha"].Load()
+		time.Sleep(10 * soon)
+		assert.LessOrEqual(t, calls["evalsha"].Load()-before, int64(1), "calls under way")
 		start := time.Now()
 		_ = beacon.Close()
 		assert.LessOrEqual(t, time.Since(start), 2*time.Second)
@@ -358,13 +350,17 @@ func TestBeacon_OfProcessesThatEnd(t *testing.T) {
 	})
 }
 
+// as is the client of a user that admin has added.
+func as(t *testing.T, admin *redis.Client, user string) *redis.Client {
+	t.Helper()
+	return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: user, Password: redistest.Password})
+}
+
 // Each use is made with the rights that docs/operations.md prints for it, which are all that it needs.
 func TestACL_TheSmallestRightsToTellAndToRead(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	tellAndWatch(t, admin, func(user string) redis.UniversalClient {
-		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: user, Password: redistest.Password})
-	})
+	tellAndWatch(t, admin, func(user string) redis.UniversalClient { return as(t, admin, user) })
 	for _, use := range usesOfOps {
 		redistest.RequireUsed(t, admin, redistest.Rights(t, use), map[string]string{
 			"ping": "a subscription that is idle for seconds", "zscore": "as many watches as there may be",
@@ -398,7 +394,8 @@ func tellAndWatch(t *testing.T, admin redis.UniversalClient, client func(user st
 	w := startWatch(t, client("watcher"), "", ops.Watched{Key: "k"})
 	redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is watched")
 	observer.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeAcquired, Key: "k"})
-	seenBy(t, w, func(ops.Event) bool { return true })
+	observer.OnLost(t.Context(), core.Lost{Kind: core.LossForced, Key: "k"})
+	seenBy(t, w, func(e ops.Event) bool { return e.Kind == string(core.LossForced) })
 	w.Close()
 	redistest.Eventually(t, func() bool { return recorder.Watches() == 0 }, "it is forgotten")
 	require.NoError(t, beacon.Close())
@@ -413,7 +410,7 @@ func TestReadFleet_WithoutTheRightToReadEntries(t *testing.T) {
 	rights := slices.DeleteFunc(redistest.Rights(t, "ops.ReadFleet"), func(right string) bool { return right == "+getrange" })
 	redistest.AddUser(t, admin, "reader", rights)
 	putEntry(t, admin, "perkey", "good", `{"id":"good","ttl":60000}`)
-	_, err := ops.ReadFleet(t.Context(), redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "reader", Password: redistest.Password}), "")
+	_, err := ops.ReadFleet(t.Context(), as(t, admin, "reader"), "")
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	require.ErrorContains(t, err, "NOPERM")
 }
@@ -424,7 +421,7 @@ func TestACL_ABeaconThatMayNotPublishTells(t *testing.T) {
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := slices.DeleteFunc(redistest.Rights(t, "a Beacon"), func(right string) bool { return right == "+publish" })
 	redistest.AddUser(t, admin, "mute", rights)
-	rdb := redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "mute", Password: redistest.Password})
+	rdb := as(t, admin, "mute")
 	recorder := ops.NewRecorder()
 	locker := testbed.NewLocker(t, admin)
 	startBeacon(t, rdb, recorder, locker)
@@ -435,4 +432,12 @@ func TestACL_ABeaconThatMayNotPublishTells(t *testing.T) {
 	_, err := locker.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	tells(t, &redistest.Env{Addr: admin.Options().Addr}, func(p ops.Process) bool { return p.Local.Held == 1 }, "it goes on")
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(processVar) != "" {
+		runProcess()
+		return
+	}
+	redistest.Main(m)
 }

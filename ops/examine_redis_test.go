@@ -263,22 +263,6 @@ func TestExamine_AQueue(t *testing.T) {
 	}, "another service works here")
 }
 
-func TestExamine_LeasesThatWereTaken(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	recorder, o := ops.NewRecorder(), ops.ExamineOptions{Prefix: env.Prefix}
-	locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
-	lease := testbed.Take(t, locker, "k")
-	startBeacon(t, env.Client(t), recorder, locker)
-	redistest.Eventually(t, func() bool { return len(found(t, env.Client(t), o, "fleet")) == 0 }, "it is told")
-	require.Empty(t, found(t, env.Client(t), o, "lost", "forced", "renewals", "long_holds", "clocks", "stale"))
-	_, err := locker.ForceRelease(t.Context(), "k", lease.Fence())
-	require.NoError(t, err)
-	redistest.Eventually(t, func() bool {
-		return slices.Equal(found(t, env.Client(t), o, "lost", "forced"), []string{"look forced "})
-	}, "it was taken")
-}
-
 func TestExamine_Rights(t *testing.T) {
 	t.Parallel()
 	server, admin := durableRedis(t)
@@ -451,15 +435,4 @@ func TestExamine_AHolderThatHangsWithParkedWork(t *testing.T) {
 	assert.Contains(t, fmt.Sprint(all[0].Evidence), "held by: h")
 	held("order:2")
 	require.Empty(t, found(t, rdb, ops.ExamineOptions{}), "the work is parked for another key")
-}
-
-func TestExamine_AClockThatWasSetBack(t *testing.T) {
-	t.Parallel()
-	server := redistest.StartClocked(t, durable...)
-	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
-	q := testbed.NewQueue(t, rdb, "ship")
-	testbed.Enqueue(t, q, delayqueue.Job{})
-	require.Empty(t, found(t, rdb, ops.ExamineOptions{}, "clocks"))
-	server.SetClock(t, -time.Hour)
-	require.Equal(t, []string{"look clocks ship"}, found(t, rdb, ops.ExamineOptions{}, "clocks"))
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -67,8 +68,7 @@ func newDesk(t *testing.T, env *redistest.Env) desk {
 	require.NoError(t, err)
 	d.Operator, err = ops.NewOperator(newLocker(t, env), d.audit)
 	require.NoError(t, err)
-	d.queue, err = delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
-	require.NoError(t, err)
+	d.queue = testbed.NewQueue(t, env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
 	return d
 }
 
@@ -89,11 +89,9 @@ func (d *desk) kill(t *testing.T, jobs ...delayqueue.Job) (ids []string) {
 		require.NoError(t, err)
 		ids = append(ids, ticket.ID)
 	}
-	w, err := delayqueue.NewWorker(d.queue, d.locker, func(_ context.Context, m delayqueue.Message) error {
+	w := testbed.Work(t, d.queue, d.locker, func(_ context.Context, m delayqueue.Message) error {
 		return delayqueue.SkipRetry(errors.New("no " + m.Name))
-	}, delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
+	}, discards)
 	redistest.Eventually(t, func() bool {
 		s, err := d.queue.Stats(t.Context())
 		return err == nil && s.Queued+s.Running == 0
@@ -412,7 +410,7 @@ func TestACL_TheSmallestRightsOfAnAudit(t *testing.T) {
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	rights := redistest.Rights(t, "ops.Audit")
 	redistest.AddUser(t, admin, "audit", rights)
-	audit, err := ops.NewAudit(redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "audit", Password: redistest.Password}), "", nil)
+	audit, err := ops.NewAudit(as(t, admin, "audit"), "", nil)
 	require.NoError(t, err)
 	c := ops.Change{Action: ops.ActionPause, Queue: "ship", Who: "ann", Why: "y"}
 	require.NoError(t, audit.Record(t.Context(), &c))

@@ -8,6 +8,8 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -161,42 +163,6 @@ func TestRecorder_CountsWhatHappens(t *testing.T) {
 	})
 }
 
-func TestRecorder_CountsTheQueue(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx, recorder := t.Context(), ops.NewRecorder()
-		locker := newLocker(t, env)
-		queue := testbed.NewQueue(t, env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
-		handle := func(_ context.Context, m delayqueue.Message) error {
-			if m.ID == "bad" {
-				return delayqueue.SkipRetry(errors.New("never"))
-			}
-			return nil
-		}
-		worker, err := delayqueue.NewWorker(queue, locker, handle)
-		require.NoError(t, err)
-		for _, id := range []string{"good", "good", "bad"} {
-			_, err := queue.Enqueue(ctx, delayqueue.Job{ID: id, Key: "k"})
-			require.NoError(t, err)
-		}
-		require.NoError(t, worker.Start())
-		settled := func() int64 {
-			s := recorder.Snapshot().Queues
-			require.Len(t, s, 1)
-			return s[0].Settled[delayqueue.OutcomeDone] + s[0].Settled[delayqueue.OutcomeDead]
-		}
-		redistest.Eventually(t, func() bool { return settled() == 2 }, "both have ended")
-		require.NoError(t, worker.Stop(ctx))
-		s := recorder.Snapshot().Queues[0]
-		assert.Equal(t, "ship", s.Queue)
-		assert.Equal(t, int64(2), s.Enqueued[delayqueue.EnqueueStored])
-		assert.Equal(t, int64(1), s.Enqueued[delayqueue.EnqueueDuplicate])
-		assert.Equal(t, int64(1), s.Settled[delayqueue.OutcomeDead])
-		assert.Equal(t, int64(2), s.Lag.Count)
-		assert.Equal(t, int64(2), s.KeyWait.Count)
-		assert.GreaterOrEqual(t, s.Claim.Count, int64(2))
-	})
-}
-
 func TestRecorder_KnowsWhatIsStillWarnedOf(t *testing.T) {
 	t.Parallel()
 	recorder := ops.NewRecorder()
@@ -226,25 +192,35 @@ func TestRecorder_KnowsWhatIsStillWarnedOf(t *testing.T) {
 func TestRecorder_BoundsNames(t *testing.T) {
 	t.Parallel()
 	recorder := ops.NewRecorder()
-	locks := recorder.Locks(nil)
-	const callers, each = 8, 10_000
+	locks, requests := recorder.Locks(nil), recorder.Requests(nil)
+	const callers, each = 8, 1000
 	var calls sync.WaitGroup
 	for range callers {
 		calls.Go(func() {
 			for i := range each {
-				locks.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeConflict, Key: fmt.Sprint(i), Name: fmt.Sprint(i)})
+				name := fmt.Sprint(i)
+				locks.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeConflict, Key: name, Name: name})
+				requests.OnOutcome(t.Context(), httplock.Outcome{Kind: httplock.OutcomeRan, Name: name})
+				recorder.CountTask(name, "done")
 			}
 		})
 	}
 	calls.Wait()
 	s := recorder.Snapshot()
 	require.Len(t, s.Locks, 65)
-	total := int64(0)
-	for _, stats := range s.Locks {
-		total += stats.Calls[core.OutcomeConflict]
+	require.Len(t, s.Requests, 65)
+	require.Len(t, s.Tasks, 65)
+	var conflicts, runs, done, others int64
+	for i := range s.Locks {
+		conflicts += s.Locks[i].Calls[core.OutcomeConflict]
+		runs += s.Requests[i].Outcomes[httplock.OutcomeRan]
+		done += s.Tasks[i].Outcomes["done"]
+		if s.Locks[i].Name == ops.Other {
+			others = s.Locks[i].Calls[core.OutcomeConflict]
+		}
 	}
-	assert.EqualValues(t, callers*each, total)
-	assert.Greater(t, lockStats(t, s, ops.Other).Calls[core.OutcomeConflict], total/2)
+	assert.Equal(t, []int64{callers * each, callers * each, callers * each}, []int64{conflicts, runs, done})
+	assert.Greater(t, others, int64(callers*each/2))
 	assert.Len(t, s.Conflicts, ops.SketchSize)
 
 	recorder = ops.NewRecorder()
@@ -285,7 +261,8 @@ func texts[K ~string](kinds []K) (all []string) {
 // constants are the values of the constants of a type.
 func constants(t *testing.T, dir, typ string) (values []string) {
 	t.Helper()
-	packages, err := parser.ParseDir(token.NewFileSet(), dir, nil, 0) //nolint:staticcheck // no types are needed
+	product := func(file fs.FileInfo) bool { return !strings.HasSuffix(file.Name(), "_test.go") }
+	packages, err := parser.ParseDir(token.NewFileSet(), dir, product, parser.SkipObjectResolution) //nolint:staticcheck // no types are needed
 	require.NoError(t, err)
 	for _, pkg := range packages {
 		ast.Inspect(pkg, func(n ast.Node) bool {
@@ -309,12 +286,16 @@ func constants(t *testing.T, dir, typ string) (values []string) {
 	return values
 }
 
-func TestRecorder_PairAllocatesNothing(t *testing.T) {
-	locks, ctx := ops.NewRecorder().Locks(nil), t.Context()
+func TestRecorder_AllocatesNothing(t *testing.T) {
+	recorder, ctx := ops.NewRecorder(), t.Context()
+	locks, requests, records := recorder.Locks(nil), recorder.Requests(nil), recorder.Idempotency(nil)
 	outcome := core.Outcome{Kind: core.OutcomeAcquired, Key: "k", Name: "pay", Leases: 1}
 	assert.Zero(t, testing.AllocsPerRun(1000, func() {
 		locks.OnOutcome(ctx, outcome)
 		locks.OnReleased(ctx, core.Released{Key: "k", Name: "pay", Held: time.Millisecond})
+		requests.OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeRan, Name: "POST /pay", Key: "k"})
+		records.OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun, Name: "k"})
+		recorder.CountTask("mail", "done")
 	}))
 }
 
@@ -383,15 +364,29 @@ func (n *next) OnOutcome(_ context.Context, e httplock.Outcome) { n.add("request
 
 func (n *next) OnEvent(_ context.Context, e idempotency.Event) { n.add("record " + string(e.Kind)) }
 
-func (n *next) requireTold(t *testing.T, kind string, want int64) {
-	require.Equal(t, want, n.told[kind])
+// eachOften tells of each kind as often as of no other.
+func eachOften[K any](kinds []K, tell func(K)) {
+	for i, kind := range kinds {
+		for range i + 1 {
+			tell(kind)
+		}
+	}
+}
+
+// requireEachAsItself requires that eight callers have told so of kinds.
+func requireEachAsItself[K comparable](t *testing.T, kinds []K, counted map[K]int64) {
+	t.Helper()
+	for i, kind := range kinds {
+		require.EqualValues(t, 8*(i+1), counted[kind], kind)
+	}
 }
 
 // Each kind is counted as itself, from many goroutines at once, and told on.
-func TestRecorder_CountsRequestsRecordsAndTasks(t *testing.T) {
+func TestRecorder_CountsEachKind(t *testing.T) {
 	t.Parallel()
 	recorder, seen := ops.NewRecorder(), &next{told: map[string]int64{}}
 	requests, records := recorder.Requests(seen), recorder.Idempotency(seen)
+	locks, queues := recorder.Locks(core.NopObserver{}), recorder.Queues(delayqueue.NopObserver{})
 	s := recorder.Snapshot()
 	assert.Empty(t, s.Requests)
 	assert.Empty(t, s.Tasks)
@@ -400,21 +395,23 @@ func TestRecorder_CountsRequestsRecordsAndTasks(t *testing.T) {
 	var callers sync.WaitGroup
 	for range 8 {
 		callers.Go(func() {
-			for i, kind := range ops.RequestKinds {
-				for range i + 1 {
-					requests.OnOutcome(t.Context(), httplock.Outcome{Kind: kind, Name: "POST /pay", Key: "secret"})
-				}
-			}
-			for i, kind := range ops.RecordKinds {
-				for range i + 1 {
-					records.OnEvent(t.Context(), idempotency.Event{Kind: kind, Name: "secret"})
-				}
-			}
-			for i, kind := range ops.TaskKinds {
-				for range i + 1 {
-					recorder.CountTask("mail", kind)
-				}
-			}
+			eachOften(ops.RequestKinds, func(kind httplock.OutcomeKind) {
+				requests.OnOutcome(t.Context(), httplock.Outcome{Kind: kind, Name: "POST /pay", Key: "secret"})
+			})
+			eachOften(ops.RecordKinds, func(kind idempotency.EventKind) {
+				records.OnEvent(t.Context(), idempotency.Event{Kind: kind, Name: "secret"})
+			})
+			eachOften(ops.TaskKinds, func(kind string) { recorder.CountTask("mail", kind) })
+			eachOften(ops.Outcomes, func(kind core.OutcomeKind) {
+				locks.OnOutcome(t.Context(), core.Outcome{Kind: kind, Name: "pay", Key: "secret"})
+			})
+			eachOften(ops.LossKinds, func(kind core.LossKind) { locks.OnLost(t.Context(), core.Lost{Kind: kind, Name: "pay", Key: "k"}) })
+			eachOften(ops.EnqueueKinds, func(kind delayqueue.EnqueueKind) {
+				queues.OnEnqueued(t.Context(), delayqueue.Enqueued{Queue: "ship", Kind: kind})
+			})
+			eachOften(ops.SettleKinds, func(kind delayqueue.Outcome) {
+				queues.OnSettled(t.Context(), delayqueue.Settled{Queue: "ship", Outcome: kind})
+			})
 		})
 	}
 	callers.Wait()
@@ -423,22 +420,22 @@ func TestRecorder_CountsRequestsRecordsAndTasks(t *testing.T) {
 	require.Equal(t, "POST /pay", s.Requests[0].Route)
 	require.Len(t, s.Tasks, 1)
 	require.Equal(t, "mail", s.Tasks[0].Type)
+	requireEachAsItself(t, ops.RequestKinds, s.Requests[0].Outcomes)
+	requireEachAsItself(t, ops.RecordKinds, s.Idempotency)
+	requireEachAsItself(t, ops.TaskKinds, s.Tasks[0].Outcomes)
 	for i, kind := range ops.RequestKinds {
-		want := 8 * int64(i+1)
-		require.Equal(t, want, s.Requests[0].Outcomes[kind], kind)
-		seen.requireTold(t, "request "+string(kind), want)
+		require.EqualValues(t, 8*(i+1), seen.told["request "+string(kind)])
 	}
 	for i, kind := range ops.RecordKinds {
-		want := 8 * int64(i+1)
-		require.Equal(t, want, s.Idempotency[kind], kind)
-		seen.requireTold(t, "record "+string(kind), want)
+		require.EqualValues(t, 8*(i+1), seen.told["record "+string(kind)])
 	}
-	for i, kind := range ops.TaskKinds {
-		require.Equal(t, 8*int64(i+1), s.Tasks[0].Outcomes[kind], kind)
-	}
-	text, err := json.Marshal(s)
+	text, err := json.Marshal([]any{s.Requests, s.Idempotency, s.Tasks})
 	require.NoError(t, err)
 	require.NotContains(t, string(text), "secret")
+	requireEachAsItself(t, ops.Outcomes, s.Locks[0].Calls)
+	requireEachAsItself(t, ops.LossKinds, s.Locks[0].Lost)
+	requireEachAsItself(t, ops.EnqueueKinds, s.Queues[0].Enqueued)
+	requireEachAsItself(t, ops.SettleKinds, s.Queues[0].Settled)
 }
 
 // A client that makes up methods does not use up the names.
@@ -466,26 +463,6 @@ func TestRecorder_OddMethodsAreOneName(t *testing.T) {
 		require.Equal(t, want, routes)
 		require.Equal(t, want, names)
 	})
-}
-
-func TestRecorder_BoundsRoutesAndTypes(t *testing.T) {
-	t.Parallel()
-	recorder := ops.NewRecorder()
-	requests := recorder.Requests(nil)
-	for i := range 10_000 {
-		requests.OnOutcome(t.Context(), httplock.Outcome{Kind: httplock.OutcomeRan, Name: fmt.Sprint("POST /", i)})
-		recorder.CountTask(fmt.Sprint("type ", i), "done")
-	}
-	s := recorder.Snapshot()
-	require.Len(t, s.Requests, 65)
-	require.Len(t, s.Tasks, 65)
-	runs, done := map[string]int64{}, map[string]int64{}
-	for i := range s.Requests {
-		runs[s.Requests[i].Route] = s.Requests[i].Outcomes[httplock.OutcomeRan]
-		done[s.Tasks[i].Type] = s.Tasks[i].Outcomes["done"]
-	}
-	require.EqualValues(t, 10_000-64, runs[ops.Other])
-	require.EqualValues(t, 10_000-64, done[ops.Other])
 }
 
 func TestRecorder_KnowsTheConfigurationInForce(t *testing.T) {
@@ -517,12 +494,50 @@ func TestRecorder_LogsLostLeasesAndWarnings(t *testing.T) { // not parallel: it 
 	require.Contains(t, said.String(), "delayqueue: warning")
 }
 
-func TestRecorder_RequestAllocatesNothing(t *testing.T) {
-	recorder, ctx := ops.NewRecorder(), t.Context()
-	requests, records := recorder.Requests(nil), recorder.Idempotency(nil)
-	assert.Zero(t, testing.AllocsPerRun(1000, func() {
-		requests.OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeRan, Name: "POST /pay", Key: "k"})
-		records.OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun, Name: "k"})
-		recorder.CountTask("mail", "done")
-	}))
+// What Space-Saving promises: a weight is between the true one and the error above it, and no key with more than
+// 1/size of all is missing.
+func TestSketch_FindsTheHotKeys(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(5) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		zipf := rand.NewZipf(random, 1.1+random.Float64(), 1, 100_000)
+		var sketch ops.Sketch
+		now, exact, total := time.Unix(0, 0), map[string]float64{}, 0.0
+		for range 20_000 {
+			key, weight := fmt.Sprint(zipf.Uint64()), float64(1+random.IntN(5))
+			sketch.Add(now, key, weight)
+			exact[key] += weight
+			total += weight
+		}
+		top := sketch.Top(now)
+		require.Len(t, top, ops.SketchSize)
+		found := map[string]bool{}
+		for i, hot := range top {
+			found[hot.Key] = true
+			assert.GreaterOrEqual(t, hot.Weight, exact[hot.Key])
+			assert.LessOrEqual(t, hot.Weight-hot.Error, exact[hot.Key])
+			assert.LessOrEqual(t, hot.Error, total/ops.SketchSize)
+			assert.True(t, i == 0 || hot.Weight <= top[i-1].Weight, "the hottest first")
+		}
+		for key, weight := range exact {
+			assert.False(t, weight > total/ops.SketchSize && !found[key], "%s with %v of %v", key, weight, total)
+		}
+	}
+}
+
+func TestSketch_ForgetsWhatWasHot(t *testing.T) {
+	t.Parallel()
+	var sketch ops.Sketch
+	now := time.Unix(0, 0)
+	sketch.Add(now, "was hot", 1000)
+	sketch.Add(now, "once", 0.5)
+	now = now.Add(4 * time.Minute)
+	sketch.Add(now, "is hot", 100)
+	top := sketch.Top(now)
+	require.Len(t, top, 3)
+	assert.Equal(t, ops.HotKey{Key: "is hot", Weight: 100}, top[0])
+	assert.Equal(t, ops.HotKey{Key: "was hot", Weight: 62.5}, top[1])
+	assert.Empty(t, sketch.Top(now.Add(24*time.Hour)))
+	sketch.Add(now.Add(48*time.Hour), "again", 1)
+	assert.Len(t, sketch.Top(now.Add(48*time.Hour)), 1)
 }
