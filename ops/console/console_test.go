@@ -214,12 +214,6 @@ func TestConsole_ShowsNoSecrets(t *testing.T) {
 	may[console.Payloads] = true
 	_, body, _ := get(t, server.URL+"/message?queue=q&id=m&payload=1")
 	assert.Contains(t, body, "secret-payload")
-	delete(may, console.View)
-	for _, page := range pages {
-		code, body, _ := get(t, server.URL+"/"+page)
-		assert.Equal(t, http.StatusForbidden, code, page)
-		assert.NotContains(t, body, "k2")
-	}
 }
 
 // What these show was known, or was never seen.
@@ -369,22 +363,31 @@ func TestConsole_OverviewShowsTheFindings(t *testing.T) {
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
 	testbed.Take(t, locker, "order:<1>")
 	require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:order:<1>").Err())
+	testbed.Enqueue(t, q, delayqueue.Job{Key: "hung"})
 	var found []ops.Finding
 	redistest.Eventually(t, func() bool {
+		tell(t, rdb, env.Prefix, "h", 0, `,"leases":[{"key":"hung","fence":1,"held":61000000,"ttl":15000000,"remaining":14000000}]`)
 		var err error
 		found, err = ops.Examine(t.Context(), rdb, ops.ExamineOptions{Prefix: env.Prefix})
-		return err == nil && len(found) == 3
-	}, "a lost lease, a paused queue, a Redis that may evict")
+		return err == nil && len(found) == 4
+	}, "a lost lease, a paused queue, a Redis that may evict, a hold that is long with a message behind it")
 	redistest.Eventually(t, func() bool {
-		return strings.Contains(overview(), "lease was lost") && strings.Contains(overview(), "is paused.")
+		body := overview()
+		return strings.Contains(body, "lease was lost") && strings.Contains(body, "is paused.") && strings.Contains(body, "messages queued after them: 1")
 	}, "the page has them")
 	body := overview()
 	for _, f := range found {
 		assert.Contains(t, body, html.EscapeString(f.Text))
 		assert.Contains(t, body, "blob/main/"+f.Runbook)
 		for _, e := range f.Evidence {
+			if e.Figure == "longest hold" { // it grows
+				assert.Contains(t, body, e.Figure)
+				continue
+			}
 			if e.Figure == ops.EvidenceKeys {
-				assert.Contains(t, body, `href="key?key=order%3A%3C1%3E"`)
+				for _, key := range f.Keys {
+					assert.Contains(t, body, `href="key?key=`+url.QueryEscape(key)+`"`)
+				}
 				continue
 			}
 			assert.Equal(t, e.Is != e.Want, strings.Contains(body, html.EscapeString(e.String())), "%s: what is as it should be is left out", e)
@@ -396,10 +399,8 @@ func TestConsole_OverviewShowsTheFindings(t *testing.T) {
 // die makes dead letters of all that is queued.
 func die(t testing.TB, q *delayqueue.Queue, locker *core.Locker, cause string) {
 	t.Helper()
-	worker, err := delayqueue.NewWorker(q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New(cause)) },
+	worker := testbed.Work(t, q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New(cause)) },
 		delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-	require.NoError(t, err)
-	require.NoError(t, worker.Start())
 	redistest.Eventually(t, func() bool {
 		s, err := q.Stats(t.Context())
 		return err == nil && s.Queued+s.Running == 0
@@ -407,15 +408,21 @@ func die(t testing.TB, q *delayqueue.Queue, locker *core.Locker, cause string) {
 	require.NoError(t, worker.Stop(t.Context()))
 }
 
+// tell writes the entry of a process on a host that told so long ago.
+func tell(t testing.TB, rdb *redis.Client, prefix, host string, age time.Duration, more string) {
+	t.Helper()
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
+	id, fleet := host+"/1/x", prefix+":ops:{fleet}:process"
+	require.NoError(t, rdb.Set(t.Context(), fleet+":"+id, fmt.Sprintf(`{"id":%q,"host":%q,"pid":1,"ttl":60000%s}`, id, host, more), time.Minute).Err())
+	require.NoError(t, rdb.ZAdd(t.Context(), fleet+"es", redis.Z{Score: float64(now.Add(time.Minute - age).UnixMilli()), Member: id}).Err())
+}
+
 func TestConsole_MarksProcessesThatAreSilent(t *testing.T) {
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
-	now, err := rdb.Time(t.Context()).Result()
-	require.NoError(t, err)
 	for host, age := range map[string]time.Duration{"told": time.Second, "hangs": 30 * time.Second} {
-		id, fleet := host+"/1/x", env.Prefix+":ops:{fleet}:process"
-		require.NoError(t, rdb.Set(t.Context(), fleet+":"+id, fmt.Sprintf(`{"id":%q,"host":%q,"pid":1,"ttl":60000}`, id, host), time.Minute).Err())
-		require.NoError(t, rdb.ZAdd(t.Context(), fleet+"es", redis.Z{Score: float64(now.Add(time.Minute - age).UnixMilli()), Member: id}).Err())
+		tell(t, rdb, env.Prefix, host, age, "")
 	}
 	server, _ := newConsole(t, env, nil)
 	_, body, _ := get(t, server.URL+"/processes")
