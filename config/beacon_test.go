@@ -70,6 +70,8 @@ func runProcess() {
 	must(rt.Shutdown(context.Background()))
 }
 
+func noTask(context.Context, *asynq.Task) error { return nil }
+
 // Nothing but the section has a process counted and told of, until it ends.
 func TestOps_TheSectionTellsOfTheProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -126,31 +128,26 @@ ops: {}
 asynq: {mail: {key: "m:{json.id}"}}
 `, config.WithRecorder(recorder))
 	require.Same(t, recorder, rt.Recorder())
-	mail := asynqlock.FromConfig(rt)(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	mail := asynqlock.FromConfig(rt)(asynq.HandlerFunc(noTask))
 	_ = mail.ProcessTask(t.Context(), asynq.NewTask("mail", []byte(`{}`))) // without its key
 	tasks := recorder.Snapshot().Tasks
 	require.Len(t, tasks, 1)
 	require.EqualValues(t, 1, tasks[0].Outcomes["no_key"])
 
 	own := ops.NewRecorder()
-	mail = asynqlock.FromConfig(rt, asynqlock.WithRecorder(own))(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	mail = asynqlock.FromConfig(rt, asynqlock.WithRecorder(own))(asynq.HandlerFunc(noTask))
 	_ = mail.ProcessTask(t.Context(), asynq.NewTask("mail", []byte(`{}`)))
 	require.Len(t, own.Snapshot().Tasks, 1)
 	require.Equal(t, tasks, recorder.Snapshot().Tasks)
 }
 
-// A Redis that hangs does not keep Close, and then nothing runs any more. For how long at most: TestBeacon_CloseWaitsTwoSecondsForARedisThatIsSilent.
+// A Redis that hangs does not keep Close, and then nothing runs any more. For how long at most: TestBeacon_OfARedisThatIsSilent.
 func TestOps_CloseLeavesNoGoroutine(t *testing.T) { // not parallel: it counts goroutines
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "hangs"}
 	before := goleak.IgnoreCurrent()
 	rt := build(t, env, operated)
-	rdb := env.Client(t)
-	redistest.Eventually(t, func() bool {
-		fleet, err := ops.ReadFleet(t.Context(), rdb, env.Prefix)
-		return err == nil && len(fleet.Processes) == 1
-	}, "it tells")
-	require.NoError(t, rdb.Close())
+	awaitFleet(t, env, func(all map[int]ops.Process) bool { return len(all) == 1 }, "it tells")
 	server.Pause()
 	defer server.Resume()
 	time.Sleep(150 * time.Millisecond) // it tells again meanwhile, and has no answer

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -19,11 +17,7 @@ import (
 // Whatever a file says, Parse says what is wrong or Build makes it: neither panics, and each problem names what it is
 // about. What Parse takes the schema takes. A service that runs takes the file, or says why not.
 func FuzzParse(f *testing.F) {
-	paths, err := filepath.Glob("testdata/*.yaml")
-	require.NoError(f, err)
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		require.NoError(f, err)
+	for _, data := range config.GoodFiles(f) {
 		f.Add(data)
 	}
 	for _, c := range badFiles(f) {

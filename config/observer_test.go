@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/config"
@@ -119,29 +118,15 @@ type events struct{ told []idempotency.EventKind }
 
 func (o *events) OnEvent(_ context.Context, e idempotency.Event) { o.told = append(o.told, e.Kind) }
 
-func TestObservers_OfRequestsAndResponses(t *testing.T) {
-	requests, responses := &outcomes{}, &events{}
-	rt := build(t, redistest.Embedded(t), `
-guards: {pay: {key: "order:{param.id}", anonymous: true, idempotency: {}}}
-routes: {"POST /orders/:id": pay}
-`, config.WithHTTP(httplock.WithObserver(requests)), config.WithIdempotency(idempotency.WithObserver(responses)))
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /orders/{id}", func(http.ResponseWriter, *http.Request) {})
-	for range 2 {
-		testbed.Do(httplock.FromConfig(rt)(mux), request("POST", "/orders/7", "Idempotency-Key: k"))
-	}
-	assert.Equal(t, []httplock.OutcomeKind{httplock.OutcomeRan, httplock.OutcomeDuplicate}, requests.told)
-	assert.Equal(t, []idempotency.EventKind{idempotency.EventBegun, idempotency.EventStored, idempotency.EventReplayed}, responses.told)
-}
-
 // One option has all of a service counted, and what a user's observers are made with counts too.
 func TestRecorder_CountsAllOfAService(t *testing.T) { // not parallel: it looks at what is logged
-	env, recorder, said, requests := redistest.Embedded(t), ops.NewRecorder(), &testbed.Log{}, &outcomes{}
+	env, recorder, said, requests, responses := redistest.Embedded(t), ops.NewRecorder(), &testbed.Log{}, &outcomes{}, &events{}
 	rt := build(t, env, `
 guards: {pay: {key: "order:{param.id}", anonymous: true, idempotency: {}, on_conflict: {policy: delay, queue: ship}}}
 routes: {"POST /orders/:id": pay}
 queues: {ship: {}}
-`, config.WithRecorder(recorder), config.WithLogger(said.Logger()), config.WithHTTP(httplock.WithObserver(recorder.Requests(requests))))
+`, config.WithRecorder(recorder), config.WithLogger(said.Logger()), config.WithHTTP(httplock.WithObserver(recorder.Requests(requests))),
+		config.WithIdempotency(idempotency.WithObserver(recorder.Idempotency(responses))))
 	first := rt.File()
 	require.Equal(t, &ops.ConfigStats{Version: 1, Hash: first.Hash(), Reloads: map[string]int64{"done": 0, "unchanged": 0, "refused": 0}}, recorder.Snapshot().Config)
 	mux, held := http.NewServeMux(), make(chan struct{})
@@ -163,6 +148,7 @@ queues: {ship: {}}
 	require.EqualValues(t, 1, s.Requests[0].Outcomes[httplock.OutcomeRan])
 	require.EqualValues(t, 1, s.Requests[0].Outcomes[httplock.OutcomeParked])
 	require.Equal(t, []httplock.OutcomeKind{httplock.OutcomeParked, httplock.OutcomeRan}, requests.told)
+	require.ElementsMatch(t, []idempotency.EventKind{idempotency.EventBegun, idempotency.EventParked, idempotency.EventStored}, responses.told)
 	require.Equal(t, "POST /orders/{id}", s.Requests[0].Route)
 	require.EqualValues(t, 1, s.Locks[0].Calls[core.OutcomeAcquired])
 	require.EqualValues(t, 1, s.Locks[0].Calls[core.OutcomeDeferred])

@@ -3,9 +3,11 @@ package config_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -351,29 +353,28 @@ func TestShutdown_WaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	assert.ErrorIs(t, rt.Reload(load(t, env, orders)), core.ErrClosed)
 }
 
-func TestWorker_WhileReloadsTakeItsQueueAway(t *testing.T) {
+func TestReload_BesideLookups(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	with, without := load(t, env, "queues: {later: {}}"), load(t, env, "guards: {}")
-	rt := build(t, env, "queues: {later: {}}")
-	reloaded := make(chan struct{})
-	go func() {
-		defer close(reloaded)
-		for range 300 {
-			assert.NoError(t, rt.Reload(without))
-			assert.NoError(t, rt.Reload(with))
-		}
-	}()
-	for ended := false; !ended; {
-		select {
-		case <-reloaded:
-			ended = true
-		default:
-		}
-		_, err := rt.Worker("later", nil)
-		require.ErrorIs(t, err, core.ErrInvalidOption)
-		require.NotContains(t, err.Error(), "the queue is nil")
+	const guarded = "guards: {g: {key: g, fixed_key: true}}\nroutes: {POST /g: g}\n"
+	with, without := load(t, env, guarded+"queues: {later: {}}"), load(t, env, guarded)
+	rt := build(t, env, guarded+"queues: {later: {}}")
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for range 10 {
+				assert.NoError(t, rt.Reload(without))
+				assert.NoError(t, rt.Reload(with))
+				_, ok := rt.Route("POST", "/g")
+				assert.True(t, ok)
+				assert.NoError(t, rt.Guard("g").Do(t.Context(), core.Call{Key: fmt.Sprint(i)}, func(context.Context) error { return nil }))
+				_, err := rt.Worker("later", nil)
+				assert.ErrorIs(t, err, core.ErrInvalidOption)
+				assert.NotContains(t, err.Error(), "the queue is nil", "while others take it away")
+			}
+		})
 	}
+	all.Wait()
 }
 
 func TestShutdown_LetsWorkersEnd(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"go/token"
 	"net/http"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -214,27 +213,12 @@ func (m *schemaMaker) value(t reflect.Type, tag reflect.StructTag) object {
 	return nil
 }
 
-// goodFiles are the files in testdata that are right, by their names.
-func goodFiles(t testing.TB) map[string][]byte {
-	t.Helper()
-	files := map[string][]byte{}
-	paths, err := filepath.Glob("testdata/*.yaml")
-	require.NoError(t, err)
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		require.NoError(t, err)
-		files[path] = data
-	}
-	require.GreaterOrEqual(t, len(files), 5)
-	return files
-}
-
 // The examples show every field, so that none is without one that is known to work.
 func TestSchema_EveryFieldIsInAGoodFile(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
-	for name, data := range goodFiles(t) {
-		f, err := parse(name, data, testEnvironment)
+	for name, data := range GoodFiles(t) {
+		f, err := parse(name, data, Environment)
 		require.NoError(t, err, name)
 		useOf(reflect.ValueOf(f.spec), used)
 	}
@@ -248,10 +232,6 @@ func TestSchema_EveryFieldIsInAGoodFile(t *testing.T) {
 			assert.True(t, used[section.Name()+"."+f.Name], "%s.%s is in no file of testdata", section.Name(), f.Name)
 		}
 	}
-}
-
-var testEnvironment = map[string]string{
-	"REDIS_PASSWORD": "a", "SENTINEL_PASSWORD": "b", "POOL": "10", "SHIP_KEY": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=",
 }
 
 // useOf notes which fields are not zero.
@@ -294,7 +274,7 @@ func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 	}
 	build := func(file string) {
 		t.Helper()
-		f, err := parse("f.yaml", []byte(file), testEnvironment)
+		f, err := parse("f.yaml", []byte(file), Environment)
 		if assert.NoError(t, err, file) {
 			rt, err := Build(f, WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 				func(*http.Request, string) error { return nil }))

@@ -2,8 +2,6 @@ package config_test
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -55,12 +53,8 @@ func plain(v any) any {
 func TestSchema_TakesWhatTheLoaderTakes(t *testing.T) {
 	t.Parallel()
 	s := compiled(t)
-	paths, err := filepath.Glob("testdata/*.yaml")
-	require.NoError(t, err)
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		require.NoError(t, err)
-		_, err = config.ParseIn(path, data, environment)
+	for path, data := range config.GoodFiles(t) {
+		_, err := config.ParseIn(path, data, environment)
 		assert.NoError(t, err)
 		assert.NoError(t, validate(t, s, data), path)
 	}
@@ -69,7 +63,7 @@ func TestSchema_TakesWhatTheLoaderTakes(t *testing.T) {
 		"defaults: {max_body: 64MiB}", "routes: {'POST  /x': {key: k, fixed_key: true}}", "guards: {}",
 		"defaults: {anonymous: true}\nguards: {a: {idempotency: {keep_body: 0}}, b: {idempotency: {keep_body: 0B}}}", "queues: {q: {reservation_window: -0}}",
 	} {
-		_, err = config.ParseIn("f.yaml", []byte(file), environment)
+		_, err := config.ParseIn("f.yaml", []byte(file), environment)
 		assert.NoError(t, err)
 		assert.NoError(t, validate(t, s, []byte(file)), file)
 	}

@@ -104,7 +104,7 @@ func TestReload_IsAllOrNothing(t *testing.T) {
 	require.NoError(t, rt.CheckRoutes([]httplock.RegisteredRoute{{Method: "POST", Pattern: "/charges", FromConfig: true}}))
 	release := hold(t, rt, "wallet:1")
 	handler := asynqlock.FromConfig(rt, asynqlock.WithLogger(slog.New(slog.DiscardHandler)))(
-		asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+		asynq.HandlerFunc(noTask))
 	process := func() error {
 		return handler.ProcessTask(t.Context(), asynq.NewTask("wallet:charge", []byte(`{"user_id":1}`)))
 	}
@@ -115,26 +115,11 @@ func TestReload_IsAllOrNothing(t *testing.T) {
 	}
 	rejected()
 	in := rt.File()
-	for what, line := range map[string]string{
-		"a queue that is new":             "queues: {more: {}}",
-		"a service":                       "service: shop",
-		"an unknown field":                "guards2: {}",
-		"a principal that nobody gave":    "defaults: {principal: users}",
-		"a route that nobody registered":  "",
-		"a key of tasks that is for HTTP": "",
+	for _, refused := range []string{
+		waits + "queues: {more: {}}\n", waits + "defaults: {principal: users}\n",
+		strings.Replace(waits, "asynq:", "  POST /refunds: wallet\nasynq:", 1), // which nobody registered
 	} {
-		file := waits + line + "\n"
-		switch what {
-		case "a route that nobody registered":
-			file = strings.Replace(file, "asynq:", "  POST /refunds: wallet\nasynq:", 1)
-		case "a key of tasks that is for HTTP":
-			file += "  other: {key: '{route}'}\n"
-		}
-		f, err := config.ParseIn("perkey.yaml", []byte(redisOf(env)+file), environment)
-		if err == nil {
-			err = rt.Reload(f)
-		}
-		require.Error(t, err, what)
+		require.ErrorIs(t, rt.Reload(load(t, env, refused)), core.ErrInvalidOption, refused)
 		assert.Same(t, in, rt.File())
 		rejected()
 	}

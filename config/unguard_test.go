@@ -57,7 +57,7 @@ func waysIn(t *testing.T, rt *config.Runtime) (keys []string, refused map[string
 		mux.Handle(pattern, http.NotFoundHandler())
 	}
 	served := httplock.FromConfig(rt)(mux)
-	tasks := asynqlock.FromConfig(rt)(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	tasks := asynqlock.FromConfig(rt)(asynq.HandlerFunc(noTask))
 	send := func(method, target string) func() bool {
 		return func() bool { return testbed.Do(served, request(method, target)).Status == http.StatusConflict }
 	}
