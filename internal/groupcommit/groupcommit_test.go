@@ -106,44 +106,40 @@ func TestAdd_WhatComesMeanwhileGoesTogether(t *testing.T) {
 }
 
 func TestAdd_ABatchHasWhatFits(t *testing.T) {
-	two := func(queue []int) int { return min(2, len(queue)) }
-	play(t, groupcommit.Options[int]{Width: 1, Max: 1, Fits: two}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
-		require.NoError(t, g.Add(-1))
-		synctest.Wait()
-		require.NoError(t, g.Add(1, 2, 3, 4, 5))
-		close(s.letGo)
-		synctest.Wait()
-		require.Equal(t, [][]int{{-1}, {1, 2}, {3, 4}, {5}}, s.ran())
-	})
-}
-
-func TestAdd_WhatIsFirstGoesBeforeTheOthers(t *testing.T) {
-	o := groupcommit.Options[int]{
-		Width: 1, Max: 1, Fits: func(queue []int) int { return min(4, len(queue)) }, First: func(n int) bool { return n%2 == 0 },
-		Late: func(int) bool { return false }, Gone: func(n int) bool { return n == 4 },
+	for name, c := range map[string]struct {
+		o     groupcommit.Options[int]
+		added []int
+		want  [][]int
+	}{
+		"two at a time": {
+			groupcommit.Options[int]{Fits: func(queue []int) int { return min(2, len(queue)) }},
+			[]int{1, 2, 3, 4, 5}, [][]int{{1, 2}, {3, 4}, {5}},
+		},
+		"what is first, as many as there is room for, and none whose caller has left": {
+			groupcommit.Options[int]{
+				Fits: func(queue []int) int { return min(4, len(queue)) }, First: func(n int) bool { return n%2 == 0 },
+				Late: func(int) bool { return false }, Gone: func(n int) bool { return n == 4 },
+			}, []int{1, 2, 3, 4, 6, 8, 10}, [][]int{{2, 6, 8, 1}, {10, 3}},
+		},
+		"by what is left": {
+			groupcommit.Options[int]{
+				Fits: func(queue []int) int { return min(len(queue), 2-queue[0]%2) }, Gone: func(n int) bool { return n == 8 },
+			}, []int{8, 1, 3}, [][]int{{1}, {3}},
+		},
+	} {
+		c.o.Width, c.o.Max = 1, 1
+		play(t, c.o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
+			require.NoError(t, g.Add(-1))
+			synctest.Wait()
+			require.NoError(t, g.Add(c.added...))
+			if c.o.Gone != nil {
+				g.Forget()
+			}
+			close(s.letGo)
+			synctest.Wait()
+			require.Equal(t, append([][]int{{-1}}, c.want...), s.ran(), name)
+		})
 	}
-	play(t, o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
-		require.NoError(t, g.Add(-1))
-		synctest.Wait()
-		require.NoError(t, g.Add(1, 2, 3, 4, 6, 8, 10))
-		close(s.letGo)
-		synctest.Wait()
-		require.Equal(t, [][]int{{-1}, {2, 6, 8, 1}, {10, 3}}, s.ran(), "as many as there is room for, and none whose caller has left")
-	})
-}
-
-func TestFits_IsAskedOfWhatIsLeft(t *testing.T) {
-	oddAlone := func(queue []int) int { return min(len(queue), 2-queue[0]%2) }
-	o := groupcommit.Options[int]{Width: 1, Max: 1, Fits: oddAlone, Gone: func(n int) bool { return n == 8 }}
-	play(t, o, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
-		require.NoError(t, g.Add(-1))
-		synctest.Wait()
-		require.NoError(t, g.Add(8, 1, 3))
-		g.Forget()
-		close(s.letGo)
-		synctest.Wait()
-		require.Equal(t, [][]int{{-1}, {1}, {3}}, s.ran())
-	})
 }
 
 func TestLate_IsAskedOfWhatDoesNotFitBesideOthers(t *testing.T) {

@@ -103,7 +103,9 @@ func TestDecode_HostileDocuments(t *testing.T) {
 			}
 			assert.LessOrEqual(t, len(problems), 51)
 			assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)>>20, uint64(100), "MB allocated in all")
-			assert.Less(t, took, time.Minute, "0.1 s on an idle machine; minutes without the bounds")
+			if oneOf == 1 { // a soak
+				assert.Less(t, took, time.Minute, "0.1 s on an idle machine; minutes without the bounds")
+			}
 		})
 	}
 }

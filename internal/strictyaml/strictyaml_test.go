@@ -81,7 +81,7 @@ func (s *shape) DecodeYAML(n strictyaml.Node) {
 	}
 }
 
-var environment = map[string]string{"USER": "u", "PORT": "99", "EMPTY": ""}
+var environment = map[string]string{"USER": "u", "PORT": "99", "EMPTY": "", "LONG": strings.Repeat("l", 100_000)}
 
 func decode(text string) (document, []string) {
 	var d document
@@ -167,24 +167,26 @@ func TestDecode_Problems(t *testing.T) {
 			"1:15 login.user: expected the name of an environment variable after ${, as in ${NAME}; $${ stands for the two characters",
 			"1:35 login.password: expected the name of an environment variable after ${, as in ${NAME}; $${ stands for the two characters",
 		},
-		"text: ${USER}\nlogin: {port: hunter2}": {"2:15 login.port: expected a whole number, got other text"},
-		"login: {password hunter2}":             {"1:9 login: unknown field; expected hosts, password, port or user"},
-		"login: {passwort: hunter2}":            {`1:9 login.passwort: unknown field; did you mean "password"?`},
-		"login: {port: 123456, user: 5}":        {"1:15 login.port: the value is out of range; expected 1 to 65535", "1:29 login.user: expected text, got a number; put quotes around it"},
-		"a":                                     {"1:1 : expected a mapping, got text"},
-		"":                                      {"0:0 : is empty"},
-		"# c":                                   {"0:0 : is empty"},
-		"---\ntext: a\n---\ntext: b":            {"4:1 : expected one YAML document, got another"},
-		"text: [1":                              {"1:7 : is not valid YAML: sequence end token ']' not found"},
-		"shape: {form: order:{a}}":              {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes, as in {\"POST /orders/:id\": pay}"},
-		strings.Repeat("n", 513) + ": 1":        {"1:1 : the name has 513 bytes; expected at most 512"},
-		strings.Repeat("n", 512) + ": 1":        {`1:1 "` + strings.Repeat("n", 80) + `…": unknown field` + names},
-		"text: |hunter2":                        {"1:7 : is not valid YAML: invalid header option: …"},
-		"map:\n\ta: 1":                          {"2:1 : the line is indented with a tab; YAML takes spaces"},
-		"map:\n  a:\n  \tname: 1":               {"3:3 : the line is indented with a tab; YAML takes spaces"},
-		"text: a\x00":                           {`1:8 : control character '\x00'`},
-		"text: \xff":                            {"1:7 : is not UTF-8 text"},
-		"\xff\xfet\x00":                         {"0:0 : is UTF-16; save it as UTF-8"},
+		"text: ${USER}\nlogin: {port: hunter2}":  {"2:15 login.port: expected a whole number, got other text"},
+		"login: {password hunter2}":              {"1:9 login: unknown field; expected hosts, password, port or user"},
+		"login: {passwort: hunter2}":             {`1:9 login.passwort: unknown field; did you mean "password"?`},
+		"login: {port: 123456, user: 5}":         {"1:15 login.port: the value is out of range; expected 1 to 65535", "1:29 login.user: expected text, got a number; put quotes around it"},
+		"a":                                      {"1:1 : expected a mapping, got text"},
+		"":                                       {"0:0 : is empty"},
+		"# c":                                    {"0:0 : is empty"},
+		"---\ntext: a\n---\ntext: b":             {"4:1 : expected one YAML document, got another"},
+		"text: [1":                               {"1:7 : is not valid YAML: sequence end token ']' not found"},
+		"shape: {form: order:{a}}":               {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes, as in {\"POST /orders/:id\": pay}"},
+		strings.Repeat("n", 513) + ": 1":         {"1:1 : the name has 513 bytes; expected at most 512"},
+		strings.Repeat("n", 512) + ": 1":         {`1:1 "` + strings.Repeat("n", 80) + `…": unknown field` + names},
+		"text: |hunter2":                         {"1:7 : is not valid YAML: invalid header option: …"},
+		"map:\n\ta: 1":                           {"2:1 : the line is indented with a tab; YAML takes spaces"},
+		"map:\n  a:\n  \tname: 1":                {"3:3 : the line is indented with a tab; YAML takes spaces"},
+		"text: a\x00":                            {`1:8 : control character '\x00'`},
+		"text: |" + strings.Repeat("\n", 60):     {"51:1 : more than 50 empty lines in a row"},
+		"login: {user: '${LONG}${LONG}${LONG}'}": {"1:15 login.user: is larger than 262144 bytes with its environment variables"},
+		"text: \xff":                             {"1:7 : is not UTF-8 text"},
+		"\xff\xfet\x00":                          {"0:0 : is UTF-16; save it as UTF-8"},
 		"a: &x 1\nb: *x\nc: {<<: *x}\nd: !!str e": {
 			"1:4 : anchors and aliases are not supported; repeat the value", "2:4 : anchors and aliases are not supported; repeat the value",
 			"3:5 : merge keys are not supported; write out what is merged", "3:9 : anchors and aliases are not supported; repeat the value",
