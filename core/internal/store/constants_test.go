@@ -69,17 +69,3 @@ func TestConstants_AreInTheScriptsThatUseThem(t *testing.T) {
 		}
 	}
 }
-
-// The text of the message that grants a key is made in one place, and read in one.
-func TestMessages_TheGrantIsWrittenOnce(t *testing.T) {
-	t.Parallel()
-	makes, reads, publishes := 0, 0, 0
-	for _, text := range sources(t, "lua/*.lua", "--") {
-		makes += strings.Count(text, "'grant")
-		publishes += strings.Count(text, "'PUBLISH'")
-	}
-	for _, text := range sources(t, "*.go", "//") {
-		reads += strings.Count(text, `"grant"`)
-	}
-	require.Equal(t, []int{1, 3, 1}, []int{makes, publishes, reads}, "the others publish other messages, and what checks a subscription")
-}

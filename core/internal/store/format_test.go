@@ -65,39 +65,34 @@ func answers(want any) func(*testing.T, any) {
 	return func(t *testing.T, got any) { t.Helper(); assert.Equal(t, want, got) }
 }
 
-// refusedByForeign: the key is held, for as long as its record lasts; the caller is in no queue.
-func refusedByForeign(t *testing.T, got any) {
-	t.Helper()
-	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 6, "%v", got)
-	assert.Equal(t, int64(0), n[0])
-	assert.InDelta(t, 60000, n[1], 5000)
-	assert.Equal(t, []any{int64(-1), int64(0), int64(0)}, n[3:])
+// minute stands for what a record lasts, in ms; anything for a number that may be any.
+type minute struct{}
+type anything struct{}
+
+// told is a reply of several words.
+func told(want ...any) func(*testing.T, any) {
+	return func(t *testing.T, got any) {
+		t.Helper()
+		n, ok := got.([]any)
+		require.True(t, ok && len(n) == len(want), "%v", got)
+		for i, word := range want {
+			switch word.(type) {
+			case minute:
+				assert.InDelta(t, 60000, n[i], 5000)
+			case anything:
+			default:
+				assert.EqualValues(t, word, n[i], "word %d of %v", i, got)
+			}
+		}
+	}
 }
 
-func notQueuedByForeign(t *testing.T, got any) {
-	t.Helper()
-	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 7, "%v", got)
-	assert.Equal(t, []any{int64(0), int64(0)}, n[:2])
-	assert.Equal(t, []any{int64(0), int64(0), int64(0), int64(0)}, n[3:])
-}
-
-func askedByForeign(t *testing.T, got any) {
-	t.Helper()
-	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 4, "%v", got)
-	assert.Equal(t, []any{int64(0), int64(0), int64(0)}, n[1:])
-}
-
-func allRefusedByForeign(t *testing.T, got any) {
-	t.Helper()
-	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 4, "%v", got)
-	assert.Equal(t, []any{int64(0), int64(1)}, n[:2])
-	assert.InDelta(t, 60000, n[2], 5000)
-	assert.Equal(t, int64(0), n[3])
-}
+var (
+	refusedByForeign    = told(0, minute{}, anything{}, -1, 0, 0) // the key is held, for as long as its record lasts; the caller is in no queue
+	notQueuedByForeign  = told(0, 0, anything{}, 0, 0, 0, 0)
+	askedByForeign      = told(anything{}, 0, 0, 0)
+	allRefusedByForeign = told(0, 1, minute{}, 0)
+)
 
 func TestFormat_NoScriptTouchesAForeignRecord(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -153,11 +148,14 @@ func write(t *testing.T, rdb *redis.Client, key string, what any) {
 	require.NoError(t, rdb.Set(t.Context(), key, what, 0).Err())
 }
 
-// contents is what is stored under a key.
+// contents is what is stored under a key; nil: nothing.
 func contents(t *testing.T, rdb *redis.Client, key string) any {
 	t.Helper()
-	if rdb.Type(t.Context(), key).Val() == "hash" {
+	switch rdb.Type(t.Context(), key).Val() {
+	case "hash":
 		return rdb.HGetAll(t.Context(), key).Val()
+	case "none":
+		return nil
 	}
 	text, err := rdb.Get(t.Context(), key).Result()
 	require.NoError(t, err)

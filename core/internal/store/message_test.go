@@ -26,11 +26,7 @@ func TestMessage_IsParsed(t *testing.T) {
 		require.True(t, ok, text)
 		require.Equal(t, want, got, text)
 	}
-}
-
-// A message that is not whole, or of a newer version, is ignored.
-func TestMessage_WhatIsNotWholeIsIgnored(t *testing.T) {
-	t.Parallel()
+	// What is not whole, or of a newer version, is ignored.
 	for _, text := range []string{
 		"", "grant", "grant a 1 2 0", "grant a x 2 0 k", "grant a 1 x 0 k", "grant2 a 1 2 0 k", "ends a 5", "ends a x k", "lost 5", "lost x k", "released x k", "news k",
 	} {

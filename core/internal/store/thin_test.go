@@ -279,11 +279,8 @@ func fullMemory(t *testing.T, acquire string) (wrong string) {
 
 func TestThin_IsInflatedWithoutMemory(t *testing.T) {
 	t.Parallel()
-	acquire := store.Sources["acquire"]
-	require.Empty(t, fullMemory(t, acquire))
-	const old = "redis.pcall('SET'"
-	require.Equal(t, 1, strings.Count(acquire, old))
-	require.NotEmpty(t, fullMemory(t, strings.Replace(acquire, old, "redis.call('SET'", 1)))
+	require.Empty(t, fullMemory(t, store.Sources["acquire"]))
+	requireCaught(t, store.Sources["acquire"], fullMemory, map[string][2]string{"an error is everybody's": {"redis.pcall('SET'", "redis.call('SET'"}})
 }
 
 // A Redis that refuses writes leaves a thin record as it is.
@@ -302,46 +299,4 @@ func TestThin_IsNotInflatedInPart(t *testing.T) {
 		require.ErrorContains(t, err, "NOREPLICAS", name)
 		require.Equal(t, before, contents(t, rdb, key), name)
 	}
-}
-
-// clusterDifference takes a key as on a Cluster, and returns what is wrong with that: the record is that of a thin
-// one which was inflated, and another token is refused.
-func clusterDifference(t *testing.T, rdb *redis.Client, acquire, prefix string) (wrong string) {
-	t.Helper()
-	ctx, key, inflated := t.Context(), store.RecordName(prefix, "k"), store.RecordName(prefix, "inflated")
-	require.NoError(t, rdb.Del(ctx, key, inflated).Err())
-	want := heldBy(t, rdb, store.Sources, inflated, holderToken, true)
-	ask := func(token string) any {
-		reply, err := rdb.Eval(ctx, acquire, []string{key}, token, 60000, 0, "what;id", "", "", 0, 1).Result()
-		require.NoError(t, err)
-		return reply
-	}
-	fence := fmt.Sprint(ask(holderToken))
-	if kind := rdb.Type(ctx, key).Val(); kind != "hash" {
-		return kind
-	}
-	if its, should := normal(recorded(t, rdb, key), fence), normal(recorded(t, rdb, inflated), want); its != should {
-		return its + ", not " + should
-	}
-	if _, granted := ask(strangerToken).(int64); granted {
-		return "two holders"
-	}
-	return ""
-}
-
-func TestAcquire_OnAClusterARecordBeginsAsAHash(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		rdb, acquire := env.Client(t), store.Sources["acquire"]
-		require.Empty(t, clusterDifference(t, rdb, acquire, env.Prefix))
-		for name, m := range map[string]struct{ old, new string }{
-			"it is thin":                  {"if ARGV[8] ~= '1' then", "if true then"},
-			"a held key is taken":         {"elseif redis.call('EXISTS', key) == 0 then", "elseif true then"},
-			"it stays for ever":           {"  redis.call('PEXPIRE', key, ARGV[2])\n", ""},
-			"the lease is over":           {"now + ARGV[2], its", "now, its"},
-			"the fence is not remembered": {"redis.call('HSET', key, 'fence', its, 'last', token", "redis.call('HSET', key, 'fence', 1, 'last', token"},
-		} {
-			require.Equal(t, 1, strings.Count(acquire, m.old), name)
-			require.NotEmpty(t, clusterDifference(t, rdb, strings.Replace(acquire, m.old, m.new, 1), env.Prefix), name)
-		}
-	})
 }
