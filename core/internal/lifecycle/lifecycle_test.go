@@ -53,7 +53,7 @@ func TestLifecycle_RefusesCallsAndThenGoroutines(t *testing.T) {
 // No goroutine begins after Wait has returned, however many try.
 func TestLifecycle_CloseAmongManyCallers(t *testing.T) {
 	t.Parallel()
-	for range 200 {
+	for range 50 {
 		c := lifecycle.New()
 		var callers sync.WaitGroup
 		var mu sync.Mutex

@@ -277,7 +277,7 @@ func (w *world) play() {
 // is renewed in time, whatever is added, moved and removed, and however the clocks run.
 func TestSchedule_KeepsItsPromisesWhateverHappens(t *testing.T) {
 	t.Parallel()
-	plays := 1000
+	plays := 300
 	if text := os.Getenv(playsVar); text != "" {
 		var err error
 		plays, err = strconv.Atoi(text)

@@ -424,7 +424,7 @@ func plays() uint64 {
 	if n, err := strconv.ParseUint(os.Getenv(playsVar), 10, 64); err == nil {
 		return n
 	}
-	return 200
+	return 60
 }
 
 // rare are the seeds of plays that catch mutants which few others do. They come first.

@@ -2,6 +2,7 @@ package waitqueue
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -85,30 +86,24 @@ func TestQueue_RefreshesOnAGridSpread(t *testing.T) {
 }
 
 func TestQueue_AsksWhereARefreshWouldNotDo(t *testing.T) {
+	for why, happens := range map[string]func(q *table){
+		"no message can tell of a grant": func(q *table) { q.q.Listening = func() bool { return false } },
+		"the token was cancelled":        func(q *table) { q.did(q.q.Orphaned("T1", 0, 0, 0)) },
+		"the refresh was not sent":       func(q *table) { q.refreshed(1, Failure{Err: errors.New("pool"), Unsent: true}) },
+		"the refresh had no answer": func(q *table) {
+			q.now = q.now.Add(time.Second)
+			require.NotEmpty(t, q.q.Next(q.now, q.q.first).Refresh)
+			q.now = q.now.Add(4 * time.Second)
+		},
+	} {
+		q := queuedAt(1, 15*time.Second)
+		happens(q)
+		if q.now = q.now.Add(time.Second); why == "the refresh was not sent" {
+			q.now = q.now.Add(-time.Second)
+		}
+		require.True(t, q.q.Next(q.now, q.q.first).Ask, why)
+	}
 	q := queuedAt(1, 15*time.Second)
-	q.now = q.now.Add(time.Second)
-	q.q.Listening = func() bool { return false }
-	v := q.q.Next(q.now, q.q.first)
-	require.True(t, v.Ask, "no message can tell of a grant")
-
-	q = queuedAt(1, 15*time.Second)
-	q.did(q.q.Orphaned("T1", 0, 0, 0))
-	q.now = q.now.Add(time.Second)
-	v = q.q.Next(q.now, q.q.first)
-	require.True(t, v.Ask, "the token was cancelled")
-
-	q = queuedAt(1, 15*time.Second)
-	q.now = q.now.Add(time.Second)
-	require.NotEmpty(t, q.q.Next(q.now, q.q.first).Refresh)
-	q.now = q.now.Add(5 * time.Second)
-	v = q.q.Next(q.now, q.q.first)
-	require.True(t, v.Ask, "the refresh had no answer")
-
-	q = queuedAt(1, 15*time.Second)
-	q.refreshed(1, Failure{Err: errors.New("pool"), Unsent: true})
-	require.True(t, q.q.Next(q.now, q.q.first).Ask, "the refresh was not sent")
-
-	q = queuedAt(1, 15*time.Second)
 	q.refreshed(1, Failure{Err: errors.New("outage")})
 	require.Equal(t, 10*time.Millisecond, q.askIn(), "the refresh failed")
 	require.Error(t, q.q.Failure())
@@ -189,4 +184,46 @@ func TestQueue_ARefreshWithoutAnAnswerFailsCallsThatKnowNothing(t *testing.T) {
 	outage := errors.New("outage")
 	q.q.Refreshed(q.now, r, Failure{Err: outage})
 	require.Equal(t, outage, q.q.Next(q.now, q.calls["C"]).Err)
+}
+
+// The queue's token waits for 8 s by the server's clock; the message about its grant is late.
+func TestQueue_KnowsAfterWhatItsGrantWasMade(t *testing.T) {
+	for name, c := range map[string]struct{ forward, want time.Duration }{
+		"as clocks run":                      {0, 8*time.Second - 80*time.Millisecond},
+		"the server's clock was set forward": {time.Hour, 8500 * time.Millisecond},
+	} {
+		q := queuedAt(1, time.Minute)
+		sent := q.now
+		q.now = sent.Add(8500 * time.Millisecond)
+		ends := sent.Add(8*time.Second + c.forward + q.q.Claim).UnixMilli()
+		given := slices.DeleteFunc(q.q.GrantMessage(q.now, q.now, Grant{Token: q.q.Token(), Fence: fence}, ends), func(a Action) bool { return a.Kind != Give })
+		require.Len(t, given, 1, name)
+		require.Equal(t, sent.Add(c.want), given[0].Asked, name)
+	}
+}
+
+// A queue whose request failed asks again after a pause, also if it would have refreshed its token by then: without one
+// its first call would ask for as long as Redis is away, and never come to its policy.
+func TestQueue_PausesAfterAFailureHoweverOldItsPlaceIs(t *testing.T) {
+	away := errors.New("away")
+	for name, f := range map[string]Failure{
+		"not sent": {Err: away, Unsent: true}, "no answer": {Err: away}, "no connection": {Err: away, Unsent: true, Local: true},
+	} {
+		q := newTable()
+		q.join("A")
+		q.refusedAt(1, time.Minute)
+		require.Positive(t, q.askIn(), "it is to be refreshed")
+		q.q.Listening = func() bool { return false }
+		q.q.AskAgain()
+		for range 3 {
+			v := q.q.Next(q.now, q.q.first)
+			require.True(t, v.Ask, name)
+			q.now = q.now.Add(2 * time.Second)
+			q.q.Unanswered(q.now, &v.Request, f)
+			v = q.q.Next(q.now, q.q.first)
+			require.False(t, v.Ask, name)
+			require.Positive(t, v.AskIn, name)
+			q.now = q.now.Add(v.AskIn)
+		}
+	}
 }

@@ -79,6 +79,24 @@ func (t *table) join(name string) {
 	}
 }
 
+func (t *table) joinAll(names ...string) {
+	for _, name := range names {
+		t.join(name)
+	}
+}
+
+// ask has calls join, and the first of them ask.
+func (t *table) ask(names ...string) {
+	t.joinAll(names...)
+	t.look(t.q.first)
+}
+
+// refused has it be refused, too.
+func (t *table) refused(place int, names ...string) {
+	t.ask(names...)
+	t.q.Refused(t.now, t.asker, t.refusal(place))
+}
+
 func (t *table) look(c *Call) {
 	switch v := t.q.Next(t.now, c); {
 	case v.Err != nil:
@@ -168,50 +186,20 @@ var (
 		story func(t *table)
 	}{
 		{"empty", func(*table) {}},
-		{"due", func(t *table) { t.join("A"); t.join("B") }},
-		{"asking", func(t *table) { t.join("A"); t.join("B"); t.look(t.q.first) }},
-		{"queued", func(t *table) {
-			t.join("A")
-			t.join("B")
-			t.look(t.q.first)
-			t.q.Refused(t.now, t.asker, t.refusal(1))
-		}},
-		{"polling", func(t *table) {
-			t.join("A")
-			t.join("B")
-			t.look(t.q.first)
-			t.q.Refused(t.now, t.asker, t.refusal(0))
-		}},
+		{"due", func(t *table) { t.joinAll("A", "B") }},
+		{"asking", func(t *table) { t.ask("A", "B") }},
+		{"queued", func(t *table) { t.refused(1, "A", "B") }},
+		{"polling", func(t *table) { t.refused(0, "A", "B") }},
 		{"held", func(t *table) {
-			t.join("A")
-			t.join("B")
-			t.look(t.q.first)
+			t.ask("A", "B")
 			t.q.Granted(t.now, t.asker, Grant{Token: "T1", Fence: fence, Until: t.now.Add(time.Second)})
 		}},
-		{"held, asking", func(t *table) {
-			t.join("A")
-			t.join("B")
-			t.look(t.q.first)
-			t.released(true)
-		}},
-		{"held, queued", func(t *table) {
-			t.join("A")
-			t.join("B")
-			t.look(t.q.first)
-			t.q.Refused(t.now, t.asker, t.refusal(1))
-			t.released(true)
-		}},
-		{"held, queued, nobody waits", func(t *table) {
-			t.join("A")
-			t.look(t.q.first)
-			t.q.Refused(t.now, t.asker, t.refusal(1))
-			t.released(true)
-		}},
-		{"releasing", func(t *table) { t.join("A"); t.join("B"); t.released(false) }},
+		{"held, asking", func(t *table) { t.ask("A", "B"); t.released(true) }},
+		{"held, queued", func(t *table) { t.refused(1, "A", "B"); t.released(true) }},
+		{"held, queued, nobody waits", func(t *table) { t.refused(1, "A"); t.released(true) }},
+		{"releasing", func(t *table) { t.joinAll("A", "B"); t.released(false) }},
 		{"held, overtaken", func(t *table) {
-			t.join("A")
-			t.join("B")
-			t.look(t.q.first)
+			t.ask("A", "B")
 			t.q.GrantMessage(t.now, t.now, Grant{Token: "T1", Fence: fence}, 0)
 		}},
 	}
@@ -253,9 +241,9 @@ var (
 			t.did(t.q.Unanswered(t.now, &t.inFlight, Failure{Err: errors.New("pool"), Local: true}))
 		}},
 		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0, 0)) }},
-		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0, 0)) }},
-		{"a grant message", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
-		{"a grant message that is too late", func(t *table) bool { return t.q.token != "" }, func(t *table) {
+		{"orphaned answer of the token", hasToken, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0, 0)) }},
+		{"a grant message", hasToken, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
+		{"a grant message that is too late", hasToken, func(t *table) {
 			t.now = t.now.Add(5 * time.Second)
 			t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, 0))
 		}},
@@ -273,8 +261,9 @@ var (
 	}
 )
 
-func always(*table) bool  { return true }
-func waits(t *table) bool { return t.q.first != nil }
+func always(*table) bool     { return true }
+func hasToken(t *table) bool { return t.q.token != "" }
+func waits(t *table) bool    { return t.q.first != nil }
 func inFlight(t *table) bool {
 	return t.inFlight.Token != "" && (t.q.inFlight == t.inFlight.Token || len(t.q.overtaken) > 0)
 }
