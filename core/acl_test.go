@@ -1,7 +1,7 @@
 package core_test
 
 import (
-	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -29,22 +29,37 @@ var seldomUsed = map[string]string{
 	"ping":    "a subscription that is idle for seconds",
 }
 
-func TestACL_TheSmallestRightsToLock(t *testing.T) {
+func TestACL_TheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	t.Parallel()
-	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	liveUnder(t, rdb, true, redistest.Rights(t, toLock))
-	for _, denied := range redistest.Denied(t, rdb) {
-		require.Contains(t, []string{"publish", "subscribe"}, denied)
+	for _, uses := range [][]string{{toLock}, {toLock, toBeWoken}} {
+		t.Run(fmt.Sprint(uses), func(t *testing.T) {
+			t.Parallel()
+			admin, deaf, rights := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr}), len(uses) == 1, redistest.Rights(t, uses...)
+			redistest.AddUser(t, admin, aclUser, rights)
+			told := life{holder: limited(t, admin), other: limited(t, admin), admin: admin, prefix: "perkey", keys: keyNames(4), deaf: deaf}.run(t)
+			denied := redistest.Denied(t, admin)
+			if deaf {
+				require.Subset(t, []string{"publish", "subscribe"}, denied)
+				return
+			}
+			require.Positive(t, told, "calls were told of the release")
+			require.Empty(t, denied, "nothing more was asked for")
+			redistest.RequireUsed(t, admin, rights, seldomUsed)
+		})
 	}
 }
 
-func TestACL_TheSmallestRightsToLockAndBeWoken(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	rights := redistest.Rights(t, toLock, toBeWoken)
-	require.Positive(t, liveUnder(t, rdb, false, rights))
-	require.Empty(t, redistest.Denied(t, rdb), "nothing more was asked for")
-	redistest.RequireUsed(t, rdb, rights, seldomUsed)
+// limited returns a client whose user has the smallest rights.
+func limited(t *testing.T, admin *redis.Client) *redis.Client {
+	t.Helper()
+	return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: redistest.Password})
+}
+
+// warningOf waits for the next warning of a kind.
+func warningOf(seen watch, kind core.WarningKind) (w core.Warning) {
+	for w = <-seen.warnings; w.Kind != kind; w = <-seen.warnings { //nolint:revive // it passes over the others
+	}
+	return w
 }
 
 // Who may subscribe, but not publish, cannot tell whether its subscription works.
@@ -54,23 +69,18 @@ func TestACL_ALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
 	rights := slices.DeleteFunc(redistest.Rights(t, toLock, toBeWoken), func(right string) bool { return right == "+publish" })
 	redistest.AddUser(t, admin, aclUser, rights)
 	seen := newWatch()
-	rdb := redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: redistest.Password})
+	rdb := limited(t, admin)
 	holder, l := lockerOn(t, rdb, "perkey"), lockerOn(t, rdb, "perkey", core.WithObserver(seen))
 	warm(t, l)
-	for warning := range seen.warnings {
-		if warning.Kind == core.WarnNoSubscription {
-			break
-		}
-	}
+	warningOf(seen, core.WarnNoSubscription)
 	require.False(t, l.Listening())
 	for range 3 {
 		lease := testbed.Take(t, holder, "k")
-		done := make(chan error, 1)
-		go func() { done <- l.Do(t.Context(), "k", func(context.Context) error { return nil }) }()
+		next := acquiring(t, l, "k")
 		queued(t, &redistest.Env{Addr: admin.Options().Addr, Prefix: "perkey"}, "k", 1)
 		start := time.Now()
 		require.NoError(t, lease.Release(t.Context()))
-		require.NoError(t, <-done)
+		require.NoError(t, granted(t, next).Release(t.Context()))
 		require.Less(t, time.Since(start), beforeItsPlaceIsLost)
 	}
 }
@@ -97,9 +107,6 @@ func TestACL_TheSmallestRightsToLockOnACluster(t *testing.T) {
 func TestACL_TheSmallestRightsOfEachCall(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
-	limited := func() *redis.Client {
-		return redistest.Client(t, &redis.Options{Addr: r.env.Addr, Username: aclUser, Password: redistest.Password})
-	}
 	require.NoError(t, r.primary.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err()) // is warned of
 	uses := []string{toLock, toBeWoken}
 	for _, use := range []struct {
@@ -107,7 +114,7 @@ func TestACL_TheSmallestRightsOfEachCall(t *testing.T) {
 		call func(*testing.T, *core.Locker) error
 	}{
 		{toBeWoken, func(t *testing.T, l *core.Locker) error {
-			callAll(t, l, lockerOn(t, limited(), "perkey"))
+			callAll(t, l, lockerOn(t, limited(t, r.primary), "perkey"))
 			return nil
 		}},
 		{toInspect, func(t *testing.T, l *core.Locker) error {
@@ -127,51 +134,44 @@ func TestACL_TheSmallestRightsOfEachCall(t *testing.T) {
 		}},
 		{"an Observer", func(t *testing.T, _ *core.Locker) error {
 			seen := newWatch()
-			warm(t, lockerOn(t, limited(), "perkey", core.WithObserver(seen)))
+			warm(t, lockerOn(t, limited(t, r.primary), "perkey", core.WithObserver(seen)))
 			return (<-seen.warnings).Err
 		}},
 	} {
 		if !slices.Contains(uses, use.name) { // the rights so far are not enough
-			require.Error(t, use.call(t, lockerOn(t, limited(), "perkey")), use.name)
+			require.Error(t, use.call(t, lockerOn(t, limited(t, r.primary), "perkey")), use.name)
 			require.NotEmpty(t, redistest.Denied(t, r.primary), use.name)
 			require.NoError(t, r.primary.Do(t.Context(), "acl", "log", "reset").Err())
 			uses = append(uses, use.name)
 		}
 		redistest.AddUser(t, r.primary, aclUser, redistest.Rights(t, uses...))
-		require.NoError(t, use.call(t, lockerOn(t, limited(), "perkey")), use.name)
+		require.NoError(t, use.call(t, lockerOn(t, limited(t, r.primary), "perkey")), use.name)
 		require.Empty(t, redistest.Denied(t, r.primary), "nothing more was asked for: %s", use.name)
 	}
 }
 
 func TestACL_TheSmallestRightsOfAQuorum(t *testing.T) {
 	t.Parallel()
-	servers := startServers(t, 3)
+	var admins []*redis.Client
+	for _, s := range startServers(t, 3) {
+		admins = append(admins, redistest.Client(t, &redis.Options{Addr: s.Addr}))
+		redistest.AddUser(t, admins[len(admins)-1], aclUser, redistest.Rights(t, toLock, toBeWoken))
+	}
 	locker := func() *core.Locker {
-		var clients []redis.UniversalClient
-		for _, s := range servers {
-			clients = append(clients, redistest.Client(t, &redis.Options{Addr: s.Addr, Username: aclUser, Password: redistest.Password}))
-		}
-		l, err := core.NewQuorum(clients)
+		l, err := core.NewQuorum([]redis.UniversalClient{limited(t, admins[0]), limited(t, admins[1]), limited(t, admins[2])})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	for _, s := range servers {
-		redistest.AddUser(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), aclUser, redistest.Rights(t, toLock, toBeWoken))
-	}
 	holder, other := locker(), locker()
-	lease, err := holder.Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	granted := make(chan error)
-	go func() {
-		granted <- other.Do(t.Context(), "k", func(context.Context) error { return nil })
-	}()
+	lease := acquire(t, holder, "k")
+	next := acquiring(t, other, "k")
 	listening(t, other)
 	require.NoError(t, lease.Extend(t.Context(), time.Minute))
 	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, <-granted)
-	for _, s := range servers {
-		require.Empty(t, redistest.Denied(t, redistest.Client(t, &redis.Options{Addr: s.Addr})), "nothing more was asked for")
+	require.NoError(t, granted(t, next).Release(t.Context()))
+	for _, admin := range admins {
+		require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
 	}
 }
 
@@ -180,16 +180,13 @@ func callAll(t *testing.T, l, other *core.Locker) {
 	t.Helper()
 	ctx := t.Context()
 	for _, mode := range [][]core.AcquireOption{nil, {core.Shared()}, {core.Counted(2)}, {core.MinHold(core.MinTTL)}} {
-		lease, err := l.Acquire(ctx, "k", append(mode, core.Named("name", "id"))...)
-		require.NoError(t, err)
+		lease := acquire(t, l, "k", append(mode, core.Named("name", "id"))...)
 		require.NoError(t, lease.Extend(ctx, time.Minute))
 		require.NoError(t, lease.Release(ctx))
 	}
-	lease, err := l.Acquire(ctx, "k")
-	require.NoError(t, err)
+	lease := acquire(t, l, "k")
 	require.NoError(t, lease.Downgrade(ctx))
-	second, err := other.Acquire(ctx, "k", core.Shared())
-	require.NoError(t, err)
+	second := acquire(t, other, "k", core.Shared())
 	require.NoError(t, lease.Release(ctx))
 	require.NoError(t, second.Release(ctx))
 
@@ -200,8 +197,7 @@ func callAll(t *testing.T, l, other *core.Locker) {
 	require.NoError(t, set.Release(ctx))
 
 	freed := make(chan string, 10)
-	lease, err = l.Acquire(ctx, "k")
-	require.NoError(t, err)
+	lease = acquire(t, l, "k")
 	_, err = other.TryAcquire(ctx, "k", core.NotifyRelease(freed))
 	require.ErrorIs(t, err, core.ErrConflict)
 	token, err := lease.Detach(ctx)
@@ -213,22 +209,10 @@ func callAll(t *testing.T, l, other *core.Locker) {
 	require.NoError(t, reserve(t, l, "k", time.Minute))
 	_, err = l.TryAcquire(ctx, "k")
 	require.ErrorIs(t, err, core.ErrConflict)
-	lease, err = l.TryAcquire(ctx, "k", reservations.Reserved(time.Minute))
-	require.NoError(t, err)
+	lease = testbed.Take(t, l, "k", reservations.Reserved(time.Minute))
 	require.NoError(t, unreserve(t, l, lease))
 	held, err := other.ForceRelease(ctx, "k", lease.Fence())
 	require.NoError(t, err)
 	require.True(t, held)
 	require.ErrorIs(t, lease.Release(ctx), core.ErrLeaseLost)
-}
-
-// liveUnder runs the life of a few locks for a user with these rights alone, and
-// returns how many waiting calls were told of the release.
-func liveUnder(t *testing.T, admin *redis.Client, deaf bool, rights []string) (told int) {
-	t.Helper()
-	redistest.AddUser(t, admin, aclUser, rights)
-	client := func() *redis.Client {
-		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: redistest.Password})
-	}
-	return life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(4), deaf: deaf}.run(t)
 }

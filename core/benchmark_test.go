@@ -15,33 +15,10 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// BenchmarkDistinctKeys is 64 goroutines that never want the same key: their calls meet in pipelines.
-func BenchmarkDistinctKeys(b *testing.B) {
-	locker, err := core.New(redistest.Real(b).Client(b))
-	require.NoError(b, err)
-	b.Cleanup(func() { require.NoError(b, locker.Close()) })
-	var workers atomic.Int64
-	b.SetParallelism(32)
-	b.ReportAllocs()
-	b.ResetTimer()
-	b.RunParallel(func(pb *testing.PB) {
-		key := fmt.Sprint("key", workers.Add(1))
-		for pb.Next() {
-			lease, err := locker.Acquire(b.Context(), key)
-			if err == nil {
-				err = lease.Release(b.Context())
-			}
-			if err != nil {
-				b.Error(err)
-				return
-			}
-		}
-	})
-}
-
-// BenchmarkAcquire is one Acquire and its Release; cpu-ns is this process's time on a processor.
+// BenchmarkAcquire is one Acquire and its Release; cpu-ns is this process's time on a processor. The calls for distinct keys meet in
+// pipelines.
 func BenchmarkAcquire(b *testing.B) {
-	for name, callers := range map[string]int{"uncontended": 1, "handed over": 64} {
+	for name, callers := range map[string]int{"uncontended": 1, "handed over": 64, "distinct keys": 64} {
 		b.Run(name, func(b *testing.B) {
 			l, err := core.New(redistest.Real(b).Client(b))
 			require.NoError(b, err)
@@ -52,10 +29,14 @@ func BenchmarkAcquire(b *testing.B) {
 			b.ReportAllocs()
 			b.ResetTimer()
 			before := cpu()
-			for range callers {
+			for i := range callers {
+				key := "k"
+				if name == "distinct keys" {
+					key = fmt.Sprint(i)
+				}
 				all.Go(func() {
 					for left.Add(-1) >= 0 {
-						lease, err := l.Acquire(context.Background(), "k")
+						lease, err := l.Acquire(context.Background(), key)
 						if err == nil {
 							err = lease.Release(context.Background())
 						}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -75,17 +76,14 @@ func TestBlackhole_EveryPathHearsOfItWithinReplyTimeout(t *testing.T) {
 			onFakeLockers(t, func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker) {
 				holder := locker(core.WithTTL(time.Hour))
 				for _, key := range []string{"k", "full"} {
-					_, err := holder.Acquire(t.Context(), key)
-					require.NoError(t, err)
+					acquire(t, holder, key)
 				}
 				l := locker(core.WithMaxWaiters(2, 1000), core.WithObserver(outageTold{t: t}))
-				ctx, leave := context.WithCancel(t.Context())
-				var all sync.WaitGroup
+				var all, waiters sync.WaitGroup
 				for key, n := range map[string]int{"k": 1, "full": 2} {
 					for range n {
-						all.Go(func() {
-							_, err := l.Acquire(ctx, key, opts...)
-							assert.ErrorIs(t, err, context.Canceled, "a call that knows of the holder waits it out")
+						waiters.Go(func() {
+							assert.NoError(t, l.Do(t.Context(), key, nothing, opts...), "a call that knows of the holder waits it out")
 						})
 					}
 				}
@@ -100,29 +98,29 @@ func TestBlackhole_EveryPathHearsOfItWithinReplyTimeout(t *testing.T) {
 						continue // a quorum cannot be inspected
 					}
 					all.Go(func() {
-						var last time.Duration
 						for time.Since(start) < 4*replyTimeout {
 							began := time.Now()
 							err := path.call(l, opts)
 							took, now := time.Since(began), time.Since(start)
 							assert.LessOrEqual(t, took, path.wait+replyTimeout, path.name)
 							if errors.Is(err, core.ErrConflict) {
-								last = now
 								assert.LessOrEqual(t, now, replyTimeout, "%s: %v", path.name, err)
 							} else {
 								assert.ErrorIs(t, err, core.ErrUnavailable, path.name)
 							}
 							time.Sleep(20 * time.Millisecond)
 						}
-						t.Logf("%s: the last conflict after %s", path.name, last)
 					})
 				}
 				time.Sleep(4*replyTimeout + 6*time.Second)
-				leave()
 				all.Wait()
 				for _, n := range nodes {
+					n.FlushAll() // their holder's leases are over
 					n.live()
 				}
+				back := time.Now()
+				waiters.Wait()
+				require.LessOrEqual(t, time.Since(back), time.Duration(len(nodes))*500*time.Millisecond)
 			})
 		})
 	}
@@ -144,8 +142,7 @@ func (o outageTold) OnOutcome(_ context.Context, e core.Outcome) {
 func TestBlackhole_ALockerThatWasIdleAsksBeforeItRefuses(t *testing.T) {
 	onFakeLockers(t, func(t *testing.T, _ []*fakeNode, locker func(...core.Option) *core.Locker) {
 		l := locker(core.WithTTL(time.Hour))
-		first, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		first := acquire(t, l, "k")
 		next := acquiring(t, l, "k")
 		time.Sleep(20 * time.Millisecond)
 		require.NoError(t, first.Release(t.Context()))
@@ -170,8 +167,7 @@ func TestBlackhole_AnExtensionAndARelease(t *testing.T) {
 		stopped := make(chan struct{})
 		for client, rdb := range map[string]*redis.Client{"go-redis's": own, "patient": redistest.Client(t, &patient)} {
 			closed := lockerOn(t, rdb, "p", core.WithTTL(time.Hour))
-			left, err := closed.Acquire(t.Context(), "left by "+client)
-			require.NoError(t, err)
+			left := acquire(t, closed, "left by "+client)
 			require.NoError(t, closed.Close())
 			all.Go(func() {
 				<-stopped
@@ -181,8 +177,7 @@ func TestBlackhole_AnExtensionAndARelease(t *testing.T) {
 			})
 			l := lockerOn(t, rdb, "p", core.WithTTL(time.Hour))
 			for _, after := range []time.Duration{0, ms, ms, time.Second, 2500 * time.Millisecond, 5 * time.Second} {
-				held, err := l.Acquire(t.Context(), fmt.Sprint(client, after, rand.Int()))
-				require.NoError(t, err)
+				held := acquire(t, l, fmt.Sprint(client, after, rand.Int()))
 				lease, err := l.Acquire(t.Context(), fmt.Sprint(client, after, rand.Int()))
 				require.NoError(t, err)
 				all.Go(func() {
@@ -240,17 +235,6 @@ func TestBlackhole_ACommandThatFailsHidesNoSilence(t *testing.T) {
 	})
 }
 
-// slowWatch is slow with its warnings.
-type slowWatch struct {
-	watch
-	over chan struct{}
-}
-
-func (w slowWatch) OnWarning(ctx context.Context, warning core.Warning) {
-	<-w.over
-	w.watch.OnWarning(ctx, warning)
-}
-
 // throughHook has a client's connections made by a hook.
 type throughHook struct {
 	hooks
@@ -283,10 +267,9 @@ func TestOutage_IsOverWhenTheClientHasAConnection(t *testing.T) {
 					}
 					return n.dial(ctx, network, addr)
 				}})
-				seen := slowWatch{newWatch(), make(chan struct{})}
+				seen := slowWatch{over: make(chan struct{}), told: make(chan bool, 100)}
 				l := lockerOn(t, rdb, "p", core.WithTTL(3*time.Second), core.WithRenewalClient(usual), core.WithObserver(seen))
-				renewed, err := l.Acquire(t.Context(), "renewed")
-				require.NoError(t, err)
+				renewed := acquire(t, l, "renewed")
 				soon := 500 * time.Millisecond
 				if fails.Store(pooled); pooled {
 					refuses.Store(true)
@@ -295,7 +278,7 @@ func TestOutage_IsOverWhenTheClientHasAConnection(t *testing.T) {
 					require.NoError(t, renewed.Release(t.Context()))
 					n.die()
 				}
-				_, err = l.TryAcquire(t.Context(), "k")
+				_, err := l.TryAcquire(t.Context(), "k")
 				assert.ErrorIs(t, err, core.ErrUnavailable)
 				time.Sleep(time.Second)
 				fails.Store(false)
@@ -305,82 +288,11 @@ func TestOutage_IsOverWhenTheClientHasAConnection(t *testing.T) {
 				}
 				close(seen.over)
 				require.NoError(t, l.Close())
-				var told []bool
-				for len(seen.warnings) > 0 {
-					if w := <-seen.warnings; w.Kind == core.WarnUnreachable {
-						told = append(told, w.Resolved)
-					}
-				}
-				assert.Equal(t, []bool{false, true}, told)
+				assert.Equal(t, []bool{false, true}, []bool{<-seen.told, <-seen.told})
+				assert.Empty(t, seen.told)
 			})
 		})
 	}
-}
-
-func TestBlackhole_WaitersAreServedSoonAfterIt(t *testing.T) {
-	t.Parallel()
-	const soon, each = 500 * time.Millisecond, 20
-	for length := 3500 * time.Millisecond; length < 12*time.Second; length += 1060 * time.Millisecond {
-		t.Run(fmt.Sprint(length), func(t *testing.T) {
-			t.Parallel()
-			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
-				n := nodes[0]
-				_, err := lockerOn(t, n.client(t), "p", core.WithTTL(time.Hour)).Acquire(t.Context(), "k")
-				require.NoError(t, err)
-				results := make(chan error, 100)
-				var lockers []*core.Locker
-				for range 3 {
-					l := lockerOn(t, n.client(t), "p")
-					lockers = append(lockers, l)
-					for range each {
-						go func() { results <- l.Do(t.Context(), "k", nothing) }()
-					}
-				}
-				time.Sleep(5 * time.Second)
-				for _, l := range lockers {
-					require.Equal(t, each, l.InformedCalls())
-				}
-				n.stop()
-				time.Sleep(length)
-				require.Empty(t, results)
-				n.Del(core.RecordName("p", "k")) // its holder's lease is over
-				n.live()
-				back := time.Now()
-				for range 3 * each {
-					require.NoError(t, <-results)
-				}
-				t.Logf("all served %s after %s", time.Since(back), length)
-				require.LessOrEqual(t, time.Since(back), soon)
-			})
-		})
-	}
-}
-
-// untilTold makes calls for a held key, each until it was told for a second that Redis is away. From then on nobody is told of a conflict.
-func untilTold(t *testing.T, l *core.Locker, callers int, key string) {
-	t.Helper()
-	start := time.Now()
-	var calls sync.WaitGroup
-	for range callers {
-		calls.Go(func() {
-			var told, last time.Time
-			for told.IsZero() || last.After(told) || time.Since(told) < time.Second {
-				err := l.Guard(briefly(10*time.Millisecond)).Do(t.Context(), core.Call{Key: key}, nothing)
-				switch now := time.Now(); {
-				case errors.Is(err, core.ErrConflict):
-					last = now
-					if !told.IsZero() || !assert.Less(t, now.Sub(start), give(replyTimeout), "conflicts without an end") {
-						assert.Fail(t, "a conflict after it was known to be away")
-						return
-					}
-				case assert.ErrorIs(t, err, core.ErrUnavailable) && told.IsZero():
-					told = now
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
-		})
-	}
-	calls.Wait()
 }
 
 // One node of a Cluster is silent: its keys are unavailable, those of the others are served, and who knows of its holder waits it out.
@@ -392,38 +304,39 @@ func TestBlackhole_OfANodeOfACluster(t *testing.T) {
 		return node.ConfigSet(ctx, "cluster-node-timeout", "600000").Err() // they do not take it for dead
 	}))
 	silent := c.NodeOf(t, core.RecordName("p", "k"))
-	var served []string
-	for _, key := range keyNames(24) {
-		if c.NodeOf(t, core.RecordName("p", key)) != silent {
-			served = append(served, key)
-		}
-	}
-	holder, err := lockerOn(t, rdb, "p", core.WithTTL(time.Hour)).Acquire(t.Context(), "k")
-	require.NoError(t, err)
+	holder := acquire(t, lockerOn(t, rdb, "p", core.WithTTL(time.Hour)), "k")
 	l := lockerOn(t, c.Client(t), "p")
 	const waiters = 20
 	results := informedCalls(t, l, waiters, func() error { return l.Do(t.Context(), "k", nothing) })
 	listening(t, l)
 	silent.Pause()
 	t.Cleanup(silent.Resume)
-	over := make(chan struct{})
-	var others sync.WaitGroup
-	for _, key := range served {
-		others.Go(func() {
-			for {
-				select {
-				case <-over:
-					return
-				default:
-					assert.NoError(t, l.Do(t.Context(), key, nothing), "another node serves it")
-					time.Sleep(5 * time.Millisecond)
-				}
+	var told atomic.Bool
+	var all sync.WaitGroup
+	for _, key := range keyNames(24) {
+		if c.NodeOf(t, core.RecordName("p", key)) == silent {
+			continue
+		}
+		all.Go(func() {
+			for !told.Load() {
+				assert.NoError(t, l.Do(t.Context(), key, nothing), "another node serves it")
+				time.Sleep(5 * time.Millisecond)
 			}
 		})
 	}
-	untilTold(t, l, 16, "k")
-	close(over)
-	others.Wait()
+	refused := l.Guard(briefly(10 * time.Millisecond))
+	redistest.Eventually(t, func() bool {
+		return errors.Is(refused.Do(t.Context(), core.Call{Key: "k"}, nothing), core.ErrUnavailable)
+	}, "conflicts have an end")
+	for range 16 {
+		all.Go(func() {
+			for range 30 {
+				assert.ErrorIs(t, refused.Do(t.Context(), core.Call{Key: "k"}, nothing), core.ErrUnavailable, "a conflict after it was known to be away")
+			}
+		})
+	}
+	time.AfterFunc(time.Second, func() { told.Store(true) })
+	all.Wait()
 	require.Empty(t, results, "a call left that knew of the holder")
 	silent.Resume()
 	require.NoError(t, holder.Release(t.Context()))
@@ -431,9 +344,6 @@ func TestBlackhole_OfANodeOfACluster(t *testing.T) {
 		require.NoError(t, <-results)
 	}
 }
-
-// give is far more than d, for a busy machine.
-func give(d time.Duration) time.Duration { return d + 30*time.Second }
 
 // dialTimeout is go-redis's own.
 const dialTimeout = 5 * time.Second
@@ -473,9 +383,7 @@ func TestBlackhole_OfAClientThatDialsSlowly(t *testing.T) {
 				const callers = 15
 				var leases []*core.Lease
 				for i := range callers {
-					lease, err := l.TryAcquire(t.Context(), fmt.Sprint(i))
-					require.NoError(t, err)
-					leases = append(leases, lease)
+					leases = append(leases, testbed.Take(t, l, fmt.Sprint(i)))
 				}
 				time.Sleep(10 * time.Second)
 				for range 3 {
@@ -517,5 +425,18 @@ func TestBlackhole_OfAClientThatDialsSlowly(t *testing.T) {
 				time.Sleep(30 * time.Second) // until nobody dials
 			})
 		})
+	}
+}
+
+// slowWatch keeps the warnings of one kind. It is slow with them.
+type slowWatch struct {
+	core.NopObserver
+	over chan struct{}
+	told chan bool
+}
+
+func (w slowWatch) OnWarning(_ context.Context, warning core.Warning) {
+	if <-w.over; warning.Kind == core.WarnUnreachable {
+		w.told <- warning.Resolved
 	}
 }

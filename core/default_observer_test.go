@@ -32,18 +32,14 @@ func TestLostLease_IsReportedOnce(t *testing.T) {
 			"an observer":       {[]core.Option{core.WithObserver(mine)}, 0, 0, 1},
 			"both":              {[]core.Option{core.WithObserver(mine), core.WithLogger(given.Logger())}, 0, 0, 1},
 		} {
-			rdb := env.Client(t)
-			locker, err := core.New(rdb, append(test.opts, core.WithPrefix(env.Prefix))...)
-			require.NoError(t, err)
+			locker := lockerOn(t, env.Client(t), env.Prefix, test.opts...)
 			counts := func() []int {
 				lost := `"perkey: lease lost" key=` + key + " "
 				return []int{strings.Count(byDefault.String(), lost), strings.Count(given.String(), lost), int(mine.lost.Load())}
 			}
 			before := counts()
-			lease, err := locker.Acquire(t.Context(), key, core.Named("pay", ""))
-			require.NoError(t, err)
-			_, err = locker.ForceRelease(t.Context(), key, lease.Fence())
-			require.NoError(t, err)
+			lease := acquire(t, locker, key, core.Named("pay", ""))
+			require.True(t, force(t, locker, key, lease.Fence()))
 			<-lease.Context().Done()
 			require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 			require.NoError(t, locker.Close())
@@ -57,8 +53,6 @@ func TestLostLease_IsReportedOnce(t *testing.T) {
 			}
 		}
 	})
-	_, err := core.New(redistest.Embedded(t).Client(t), core.WithLogger(nil))
-	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
 // An outage in which thousands of leases are lost does not write thousands of lines.

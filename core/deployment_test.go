@@ -1,7 +1,7 @@
 package core_test
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"sync"
 	"testing"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // deployment is a Redis of several processes. The funcs primary and replicas are for one goroutine.
@@ -109,7 +110,7 @@ func muted(rdb redis.UniversalClient) *sync.RWMutex {
 }
 
 // toldOf releases a key for which a call waits, and says whether that call, whose client asks nothing meanwhile, was told.
-func toldOf[G any](gate *sync.RWMutex, release func(), grants <-chan G) (g G, told bool) {
+func toldOf(gate *sync.RWMutex, release func(), grants <-chan got) (g got, told bool) {
 	gate.Lock()
 	release()
 	select {
@@ -145,26 +146,19 @@ func (f life) run(t *testing.T) (told int) {
 
 	held := map[string]*core.Lease{}
 	for _, key := range f.keys {
-		lease, err := holder.TryAcquire(ctx, key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, key)
 		held[key] = lease
-		_, err = other.TryAcquire(ctx, key)
+		_, err := other.TryAcquire(ctx, key)
 		var conflict *core.ConflictError
 		require.ErrorAs(t, err, &conflict)
 		require.Positive(t, conflict.Remaining)
 	}
 
-	type grant struct {
-		lease *core.Lease
-		err   error
-	}
-	grants := make(chan grant, len(f.keys))
+	var calls []<-chan got
 	for _, key := range f.keys {
-		go func() {
-			lease, err := other.Acquire(ctx, key)
-			grants <- grant{lease, err}
-		}()
+		calls = append(calls, acquiring(t, other, key))
 	}
+	grants := merged(calls)
 	time.Sleep(2 * ttl) // the leases live by renewals alone
 	require.Empty(t, grants)
 	for _, lease := range held {
@@ -174,33 +168,28 @@ func (f life) run(t *testing.T) (told int) {
 	for _, key := range f.keys {
 		g, byMessage := toldOf(gate, func() { require.NoError(t, held[key].Release(ctx)) }, grants)
 		require.NoError(t, g.err)
-		require.Equal(t, key, g.lease.Key())
-		require.Greater(t, g.lease.Fence(), held[key].Fence())
-		next[key] = g.lease
+		require.Equal(t, key, g.l.Key())
+		require.Greater(t, g.l.Fence(), held[key].Fence())
+		next[key] = g.l
 		if byMessage {
 			told++
 		}
 	}
 
-	admin := f.admin
-	if admin == nil {
-		admin = f.holder
-	}
+	admin := cmp.Or(f.admin, f.holder)
 	gone, kept := f.keys[:len(f.keys)/2], f.keys[len(f.keys)/2:]
 	for _, key := range gone {
 		require.NoError(t, admin.Del(ctx, core.RecordName(f.prefix, key)).Err())
 	}
 	for _, key := range gone {
 		<-next[key].Context().Done()
-		require.ErrorIs(t, context.Cause(next[key].Context()), core.ErrLeaseLost)
 		require.ErrorIs(t, next[key].Release(ctx), core.ErrLeaseLost)
 	}
 	for _, key := range kept {
 		require.NoError(t, next[key].Release(ctx))
 	}
 	for _, key := range f.keys {
-		lease, err := holder.TryAcquire(ctx, key)
-		require.NoError(t, err)
+		lease := testbed.Take(t, holder, key)
 		require.Greater(t, lease.Fence(), next[key].Fence())
 		require.NoError(t, lease.Release(ctx))
 	}

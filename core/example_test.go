@@ -26,6 +26,15 @@ func connect() (rdb *redis.Client, closeAll func()) {
 	}
 }
 
+// open returns a Locker, as ExampleLocker_Do makes one.
+func open(rdb *redis.Client, opts ...core.Option) *core.Locker {
+	locker, err := core.New(rdb, opts...)
+	if err != nil {
+		panic(err)
+	}
+	return locker
+}
+
 func ExampleLocker_Do() {
 	rdb, closeAll := connect()
 	defer closeAll()
@@ -51,11 +60,7 @@ func ExampleLocker_Once() {
 	rdb, closeAll := connect()
 	defer closeAll()
 	tick := func(replica int) {
-		locker, err := core.New(rdb)
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
+		locker := open(rdb)
 		defer func() { _ = locker.Close() }()
 
 		ran, err := locker.Once(context.Background(), "cron:report", time.Hour, func(context.Context) error {
@@ -83,11 +88,7 @@ func ExampleLocker_Lead() {
 	var replicas [2]*core.Locker
 	var done sync.WaitGroup
 	for i := range replicas {
-		locker, err := core.New(rdb)
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
+		locker := open(rdb)
 		replicas[i] = locker
 		done.Go(func() {
 			err := locker.Lead(ctx, "scheduler", func(ctx context.Context) error {
@@ -117,16 +118,12 @@ func ExampleLocker_Lead() {
 func ExampleLocker_Guard() {
 	rdb, closeAll := connect()
 	defer closeAll()
-	locker, err := core.New(rdb)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	locker := open(rdb)
 	defer func() { _ = locker.Close() }()
 
 	guard := locker.Guard(core.RejectConflicts)
 	ctx, call := context.Background(), core.Call{Key: "order:42"}
-	err = guard.Do(ctx, call, func(context.Context) error {
+	err := guard.Do(ctx, call, func(context.Context) error {
 		second := guard.Do(ctx, call, func(context.Context) error { return nil })
 		fmt.Println(errors.Is(second, core.ErrConflict))
 		return nil
@@ -140,11 +137,7 @@ func ExampleLocker_Guard() {
 func ExampleLocker_TryAcquire() {
 	rdb, closeAll := connect()
 	defer closeAll()
-	locker, err := core.New(rdb)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	locker := open(rdb)
 	defer func() { _ = locker.Close() }()
 
 	ctx := context.Background()
@@ -164,17 +157,9 @@ func ExampleLocker_TryAcquire() {
 func ExampleLease_Detach() {
 	rdb, closeAll := connect()
 	defer closeAll()
-	server, err := core.New(rdb)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	server := open(rdb)
 	defer func() { _ = server.Close() }()
-	worker, err := core.New(rdb)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	worker := open(rdb)
 	defer func() { _ = worker.Close() }()
 
 	ctx := context.Background()
@@ -201,7 +186,7 @@ func ExampleLease_Detach() {
 		return lease.Release(ctx)
 	}
 	fmt.Println(handle())
-	_, err = server.TryAcquire(ctx, "order:42")
+	_, err := server.TryAcquire(ctx, "order:42")
 	fmt.Println(errors.Is(err, core.ErrConflict))
 	fmt.Println(work(<-jobs))
 	_, err = server.TryAcquire(ctx, "order:42")
@@ -247,11 +232,7 @@ func (t ordersTable) setStatus(fence int64, id, status string) (rows int) {
 func ExampleLease_Fence() {
 	rdb, closeAll := connect()
 	defer closeAll()
-	locker, err := core.New(rdb)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	locker := open(rdb)
 	defer func() { _ = locker.Close() }()
 	orders := ordersTable{"42": {status: "open"}}
 
@@ -275,7 +256,7 @@ func ExampleLease_Fence() {
 	}
 
 	ctx, goOn := context.Background(), func() {}
-	err = locker.Do(ctx, "order:42", func(stale context.Context) error {
+	err := locker.Do(ctx, "order:42", func(stale context.Context) error {
 		return pay(stale, func() {
 			// The holder is stopped here, and its key goes to another one.
 			lease, _ := core.LeaseFrom(stale)
@@ -319,11 +300,7 @@ func ExampleObserver() {
 	rdb, closeAll := connect()
 	defer closeAll()
 	m := &metrics{calls: map[core.OutcomeKind]int{}}
-	locker, err := core.New(rdb, core.WithObserver(m))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	locker := open(rdb, core.WithObserver(m))
 	defer func() { _ = locker.Close() }()
 
 	ctx := context.Background()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // end is how a primary goes.
@@ -89,7 +90,12 @@ func (l *load) run(t *testing.T, how end) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	quiet := l.takeQuiet(t)
+	var quiet []*core.Lease // of keys that nobody else wants, and that the replicas have heard of
+	for _, name := range keyNames(loadQuiet) {
+		lease := testbed.Take(t, l.lockers[0], name, append(slices.Clone(l.variant.opts), core.LeaseTTL(time.Minute))...)
+		require.NoError(t, lease.Extend(t.Context(), time.Minute))
+		quiet = append(quiet, lease)
+	}
 	var workers sync.WaitGroup
 	for _, locker := range l.lockers {
 		for range loadWorkers {
@@ -132,51 +138,17 @@ func (l *load) run(t *testing.T, how end) {
 	time.Sleep(500 * time.Millisecond)
 
 	cancel()
-	requireStopped(t, &workers)
-	l.releaseQuiet(t, quiet)
+	workers.Wait()
+	for _, lease := range quiet {
+		for lease.Extend(context.Background(), time.Minute) != nil && assert.NoError(t, lease.Context().Err(), "one that had reached the replicas survives") {
+			time.Sleep(20 * time.Millisecond)
+		}
+		assert.NoError(t, lease.Release(t.Context()))
+	}
 	for _, locker := range l.lockers {
 		require.NoError(t, locker.Shutdown(t.Context()))
 	}
 	l.requireNoHarm(t, how)
-}
-
-func requireStopped(t *testing.T, workers *sync.WaitGroup) {
-	t.Helper()
-	stopped := make(chan struct{})
-	go func() {
-		workers.Wait()
-		close(stopped)
-	}()
-	select {
-	case <-stopped:
-	case <-time.After(recoveryWait):
-		require.Fail(t, "a call is stuck")
-	}
-}
-
-// takeQuiet takes keys that nobody else wants, and that the replicas have heard of.
-func (l *load) takeQuiet(t *testing.T) (quiet []*core.Lease) {
-	t.Helper()
-	for _, name := range keyNames(loadQuiet) {
-		lease, err := l.lockers[0].TryAcquire(t.Context(), name, append(slices.Clone(l.variant.opts), core.LeaseTTL(time.Minute))...)
-		require.NoError(t, err)
-		require.NoError(t, lease.Extend(t.Context(), time.Minute))
-		quiet = append(quiet, lease)
-	}
-	return quiet
-}
-
-func (l *load) releaseQuiet(t *testing.T, quiet []*core.Lease) {
-	t.Helper()
-	lost := 0
-	for _, lease := range quiet {
-		if err := extendInTheEnd(lease); errors.Is(err, core.ErrLeaseLost) {
-			lost++
-			continue
-		}
-		require.NoError(t, lease.Release(t.Context()))
-	}
-	assert.Zero(t, lost, "of %d leases: one that had reached the replicas survives", len(quiet))
 }
 
 // beginLong returns when long work has begun that does not look at its ctx.
@@ -334,15 +306,4 @@ func (k *loadKey) grantedAfter(moment time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.last.After(moment)
-}
-
-// extendInTheEnd asks until Redis answers.
-func extendInTheEnd(lease *core.Lease) error {
-	for {
-		err := lease.Extend(context.Background(), time.Minute)
-		if !errors.Is(err, core.ErrUnavailable) {
-			return err
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }

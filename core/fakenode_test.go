@@ -105,13 +105,12 @@ func (c *fakeConn) Write(b []byte) (int, error) {
 func (c *fakeConn) Close() error {
 	n := c.node
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	delete(n.conns, c)
 	if n.stopped {
 		n.backlog = append(n.backlog, func() { _ = c.shut() })
-		n.mu.Unlock()
 		return nil
 	}
-	n.mu.Unlock()
 	return c.shut()
 }
 
@@ -167,32 +166,25 @@ func (n *fakeNode) die() {
 	clear(n.conns)
 }
 
-func (n *fakeNode) stop() {
+func (n *fakeNode) stop()        { n.locked(func() { n.stopped = true }) }
+func (n *fakeNode) loseAnswers() { n.locked(func() { n.mute = true }) }
+
+func (n *fakeNode) locked(do func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.stopped = true
+	do()
 }
 
 // unread is how often something was sent to the node since it stopped.
-func (n *fakeNode) unread() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.backlog)
-}
-
-func (n *fakeNode) loseAnswers() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.mute = true
+func (n *fakeNode) unread() (times int) {
+	n.locked(func() { times = len(n.backlog) })
+	return times
 }
 
 // live ends all that.
 func (n *fakeNode) live() {
-	n.mu.Lock()
-	n.dead, n.stopped, n.mute = false, false, false
-	backlog := n.backlog
-	n.backlog = nil
-	n.mu.Unlock()
+	var backlog []func()
+	n.locked(func() { n.dead, n.stopped, n.mute, backlog, n.backlog = false, false, false, n.backlog, nil })
 	for _, f := range backlog {
 		f()
 	}

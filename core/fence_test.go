@@ -1,7 +1,9 @@
 package core_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // fencedStore is a row of a table with a column for the fence. Each method is a statement of SQL.
@@ -97,12 +100,9 @@ func comparesAtTheWrite(s *fencedStore, fence int64) payer {
 func holdersOfOneKey(t *testing.T, l *core.Locker, n int) (fences []int64) {
 	t.Helper()
 	for len(fences) < n {
-		lease, err := l.TryAcquire(t.Context(), "order:42")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "order:42")
 		fences = append(fences, lease.Fence())
-		forced, err := l.ForceRelease(t.Context(), "order:42", lease.Fence())
-		require.NoError(t, err)
-		require.True(t, forced)
+		require.True(t, force(t, l, "order:42", lease.Fence()))
 	}
 	return fences
 }
@@ -119,33 +119,22 @@ func everyOrder(fences []int64, recipe func(*fencedStore, int64) payer, check fu
 				payers[i] = recipe(s, fence)
 			}
 			for _, i := range sofar {
-				if len(payers[i]) > 0 {
-					if payers[i][0]() {
-						payers[i] = payers[i][1:]
-					} else {
-						payers[i] = nil
-					}
+				if p := payers[i]; len(p) > 0 && p[0]() {
+					payers[i] = p[1:]
+				} else {
+					payers[i] = nil
 				}
 			}
 			check(s)
 			return
 		}
 		for i := range fences {
-			if count(sofar, i) < steps {
+			if strings.Count(fmt.Sprint(sofar), fmt.Sprint(i)) < steps {
 				next(append(slices.Clip(sofar), i))
 			}
 		}
 	}
 	next(nil)
-}
-
-func count(all []int, one int) (n int) {
-	for _, i := range all {
-		if i == one {
-			n++
-		}
-	}
-	return n
 }
 
 func TestFence_ClaimedBeforeTheReadPaysOnce(t *testing.T) {

@@ -17,30 +17,20 @@ import (
 func TestWaiting_BehindPlacesThatAReplicaDidNotSeeEnd(t *testing.T) {
 	t.Parallel()
 	const lockers = 10
-	for name, leave := range map[string]func(context.CancelFunc){
-		"they left":        func(cancel context.CancelFunc) { cancel() },
-		"they had the key": func(context.CancelFunc) {},
-	} {
+	for name, leave := range map[string]bool{"they left": true, "they had the key": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			redistest.InVirtualTime(t, func(t *testing.T, env *redistest.Env) {
 				rdb := env.Client(t)
 				a, last := newLocker(t, env), newLocker(t, env)
-				held, err := a.Acquire(t.Context(), "k")
-				require.NoError(t, err)
+				held := acquire(t, a, "k")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				done := make(chan error, lockers)
+				var calls []<-chan got
 				for range lockers {
-					l := newLocker(t, env)
-					go func() {
-						lease, err := l.Acquire(ctx, "k")
-						if err == nil {
-							err = lease.Release(context.Background())
-						}
-						done <- err
-					}()
+					calls = append(calls, acquiringCtx(ctx, newLocker(t, env), "k"))
 				}
+				grants := merged(calls)
 				queued(t, env, "k", lockers)
 				record := core.RecordName(env.Prefix, "k")
 				redistest.Eventually(t, func() bool {
@@ -48,18 +38,15 @@ func TestWaiting_BehindPlacesThatAReplicaDidNotSeeEnd(t *testing.T) {
 				}, "all are told by message")
 				before, err := rdb.HMGet(t.Context(), record, "queue", "waiting").Result()
 				require.NoError(t, err)
-				if leave(cancel); ctx.Err() == nil {
+				if leave {
+					cancel()
+					queued(t, env, "k", 0)
+				} else {
 					require.NoError(t, held.Release(t.Context()))
-				}
-				for range lockers {
-					if err := <-done; ctx.Err() == nil {
-						require.NoError(t, err)
+					for range lockers {
+						require.NoError(t, granted(t, grants).Release(t.Context()))
 					}
-				}
-				queued(t, env, "k", 0)
-				if ctx.Err() == nil {
-					held, err = a.Acquire(t.Context(), "k")
-					require.NoError(t, err)
+					held = acquire(t, a, "k")
 				}
 				inflate(t, rdb, record)
 				require.NoError(t, rdb.HSet(t.Context(), record, "queue", before[0], "waiting", before[1]).Err())

@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -70,125 +69,20 @@ func TestForceRelease_OfItsOwnLease(t *testing.T) {
 	})
 }
 
-func TestForceRelease_KnowsAGrantThatWasHandedOverByItsLaterFences(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx := t.Context()
-		l, admin := newLocker(t, env), newLocker(t, env)
-		for _, later := range []bool{false, true} {
-			var passed, first *core.Lease
-			for passed == nil { // until a grant is handed over: that is a matter of milliseconds
-				var err error
-				first, err = l.Acquire(ctx, "k", core.Named("first", ""))
-				require.NoError(t, err)
-				next := acquiring(t, l, "k", core.Named("second", ""))
-				time.Sleep(2 * time.Millisecond)
-				require.NoError(t, first.Release(ctx))
-				if second := granted(t, next); second.Fence() == first.Fence()+1 {
-					passed = second
-				} else {
-					require.NoError(t, second.Release(ctx))
-				}
-			}
-			info, err := admin.Inspect(ctx, "k")
-			require.NoError(t, err)
-			require.Equal(t, "first", info.Holders[0].Name)
-			require.Equal(t, first.Fence(), info.Holders[0].Fence)
-			fence := info.Holders[0].Fence
-			if later {
-				fence = passed.Fence()
-			}
-			require.True(t, force(t, admin, "k", fence))
-			<-passed.Context().Done()
-			require.ErrorIs(t, passed.Release(ctx), core.ErrLeaseLost)
-			again, err := admin.Acquire(ctx, "k")
-			require.NoError(t, err)
-			require.Greater(t, again.Fence(), passed.Fence())
-			require.False(t, force(t, l, "k", fence))
-			require.NoError(t, again.Release(ctx))
-		}
-	})
-}
-
-// handedOver returns a lease of key that was handed over at least twice since its grant, and the
-// fences that were used before it, the grant's first.
-func handedOver(t *testing.T, l, admin *core.Locker, key string) (lease *core.Lease, before []int64) {
-	const calls = 4
-	for {
-		leases := make(chan *core.Lease, calls)
-		for range calls {
-			go func() {
-				lease, err := l.Acquire(t.Context(), key)
-				assert.NoError(t, err)
-				leases <- lease
-			}()
-		}
-		var fences []int64
-		for i := range calls {
-			if lease = <-leases; lease == nil {
-				return nil, nil
-			}
-			fences = append(fences, lease.Fence())
-			if i < calls-1 {
-				assert.NoError(t, lease.Release(t.Context()))
-			}
-		}
-		info, err := admin.Inspect(t.Context(), key)
-		if !assert.NoError(t, err) || !assert.Len(t, info.Holders, 1) {
-			return nil, nil
-		}
-		if granted := slices.Index(fences, info.Holders[0].Fence); granted >= 0 && granted < calls-2 {
-			return lease, fences[granted : calls-1]
-		}
-		assert.NoError(t, lease.Release(t.Context())) // it was not handed over: that is a matter of milliseconds
+// handedOver returns a lease of key that was handed over three times since its grant, and the
+// fences that were used before it, the grant's first. In a bubble no time passes, for which grants are not handed over.
+func handedOver(t *testing.T, l *core.Locker, key string) (lease *core.Lease, before []int64) {
+	t.Helper()
+	lease = acquire(t, l, key, core.Named("first", ""))
+	next := merged([]<-chan got{acquiring(t, l, key), acquiring(t, l, key), acquiring(t, l, key)})
+	synctest.Wait()
+	for range 3 {
+		before = append(before, lease.Fence())
+		require.NoError(t, lease.Release(t.Context()))
+		lease = granted(t, next)
+		require.Equal(t, before[0]+int64(len(before)), lease.Fence())
 	}
-}
-
-func TestForceRelease_KnowsADowngradedGrantByAllOfItsFences(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx := t.Context()
-		l, admin := newLocker(t, env), newLocker(t, env)
-		warm(t, l)
-		listening(t, l)
-		force := func(key string, fence int64) bool {
-			done, err := admin.ForceRelease(ctx, key, fence)
-			assert.NoError(t, err)
-			return done
-		}
-		var keys sync.WaitGroup
-		for i := range 16 {
-			key := fmt.Sprintf("k%d", i)
-			keys.Go(func() {
-				lease, before := handedOver(t, l, admin, key)
-				if lease == nil || !assert.NoError(t, lease.Downgrade(ctx)) {
-					return
-				}
-				reader, err := admin.TryAcquire(ctx, key, core.Shared())
-				if !assert.NoError(t, err) {
-					return
-				}
-				fences := append(slices.Clone(before), lease.Fence())
-				assert.False(t, force(key, before[0]-1))
-				assert.False(t, force(key, lease.Fence()+1), "the rest of the block went back")
-				info, err := admin.Inspect(ctx, key)
-				assert.NoError(t, err)
-				if assert.Len(t, info.Holders, 2) {
-					assert.Equal(t, before[0], info.Holders[0].Fence, "of the grant")
-					assert.Equal(t, core.ModeShared, info.Holders[0].Mode)
-				}
-				if fence := fences[(i+len(fences)-1)%len(fences)]; !assert.True(t, force(key, fence), "%d of %v", fence, fences) {
-					return
-				}
-				<-lease.Context().Done()
-				assert.ErrorIs(t, lease.Release(ctx), core.ErrLeaseLost)
-				for _, fence := range fences {
-					assert.False(t, force(key, fence), "no later holder has it")
-				}
-				assert.NoError(t, reader.Extend(ctx, time.Minute), "it is not touched")
-				assert.True(t, force(key, reader.Fence()))
-			})
-		}
-		keys.Wait()
-	})
+	return lease, before
 }
 
 func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
@@ -198,8 +92,7 @@ func TestForceRelease_TakesOneOfManyHolders(t *testing.T) {
 		for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(3)} {
 			var leases []*core.Lease
 			for range 3 {
-				lease := testbed.Take(t, holder, name, opt)
-				leases = append(leases, lease)
+				leases = append(leases, testbed.Take(t, holder, name, opt))
 			}
 			listening(t, holder)
 			require.False(t, force(t, admin, name, leases[2].Fence()+1), "a shared fence is no block")
@@ -235,5 +128,46 @@ func TestForceRelease_OfAnExpiredHolderFindsNone(t *testing.T) {
 		time.Sleep(150 * time.Millisecond)
 		require.False(t, force(t, l, "k", lease.Fence()))
 		require.NoError(t, other.Release(t.Context()))
+	})
+}
+
+// A grant is known by the fence of each lease that it was handed over to, also once it is shared.
+func TestForceRelease_KnowsAGrantThatWasHandedOverByAllOfItsFences(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		ctx := t.Context()
+		l, admin := lockerOn(t, nodes[0].client(t), "p"), lockerOn(t, nodes[0].client(t), "p")
+		for i := range 8 {
+			key, shared := fmt.Sprint("k", i), i >= 4
+			lease, before := handedOver(t, l, key)
+			fences := append(slices.Clone(before), lease.Fence())
+			holders := 1
+			var reader *core.Lease
+			if shared {
+				require.NoError(t, lease.Downgrade(ctx))
+				require.False(t, force(t, admin, key, lease.Fence()+1), "the rest of the block went back")
+				reader = testbed.Take(t, admin, key, core.Shared())
+				holders++
+			}
+			require.False(t, force(t, admin, key, before[0]-1))
+			info, err := admin.Inspect(ctx, key)
+			require.NoError(t, err)
+			require.Len(t, info.Holders, holders)
+			require.Equal(t, before[0], info.Holders[0].Fence, "of the grant")
+			require.Equal(t, shared, info.Holders[0].Mode == core.ModeShared)
+			require.True(t, force(t, admin, key, fences[i%4]))
+			<-lease.Context().Done()
+			require.ErrorIs(t, lease.Release(ctx), core.ErrLeaseLost)
+			if shared {
+				require.NoError(t, reader.Extend(ctx, time.Minute), "it is not touched")
+			} else {
+				reader = acquire(t, admin, key)
+				require.Greater(t, reader.Fence(), lease.Fence())
+			}
+			for _, fence := range fences {
+				require.False(t, force(t, l, key, fence), "no later holder has it")
+			}
+			require.True(t, force(t, admin, key, reader.Fence()))
+		}
 	})
 }

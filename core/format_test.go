@@ -3,7 +3,6 @@ package core_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/retry"
 )
 
 // Records that this version did not write. Of one each field has the name of one of ours.
@@ -49,51 +49,22 @@ func eachNewer(t *testing.T, test func(t *testing.T, env *redistest.Env, newer a
 // A key's record that somebody overwrites costs its holder the lease, and nobody else.
 func TestFormat_AnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const leases, overwritten = 200, 5
+		const every = 40
 		l, rdb := newLocker(t, env), env.Client(t)
-		held := make([]*core.Lease, leases)
-		for i := range held {
-			var err error
-			held[i], err = l.TryAcquire(t.Context(), fmt.Sprint(i))
-			require.NoError(t, err)
+		var held []*core.Lease
+		for _, key := range keyNames(5 * every) {
+			held = append(held, testbed.Take(t, l, key))
 		}
-		for i := range overwritten {
-			require.NoError(t, rdb.Set(t.Context(), core.RecordName(env.Prefix, fmt.Sprint(i*leases/overwritten)), "x", 0).Err())
+		for i := 0; i < len(held); i += every {
+			require.NoError(t, rdb.Set(t.Context(), core.RecordName(env.Prefix, held[i].Key()), "x", 0).Err())
 		}
-		for i := range overwritten {
-			<-held[i*leases/overwritten].Context().Done() // when they are renewed, together with others
+		for i := 0; i < len(held); i += every {
+			<-held[i].Context().Done() // when they are renewed, together with others
+			require.ErrorIs(t, context.Cause(held[i].Context()), core.ErrLeaseLost)
 		}
 		for i, lease := range held {
-			if i%(leases/overwritten) == 0 {
-				require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
-			} else {
-				assert.NoError(t, context.Cause(lease.Context()))
-			}
+			assert.True(t, i%every == 0 || lease.Context().Err() == nil, lease.Key())
 		}
-	})
-}
-
-// A foreign record has no expiry, or is one of several keys.
-func TestFormat_ForeignRecordsAmongOthers(t *testing.T) {
-	eachNewer(t, func(t *testing.T, env *redistest.Env, newer any) {
-		ctx, rdb := t.Context(), env.Client(t)
-		l := newLocker(t, env)
-		writeForeign(t, rdb, core.RecordName(env.Prefix, "b"), newer, 0)
-		before := contents(t, rdb, core.RecordName(env.Prefix, "b"))
-
-		_, err := l.TryAcquire(ctx, "b")
-		var conflict *core.ConflictError
-		require.ErrorAs(t, err, &conflict)
-		require.Zero(t, conflict.Remaining, "nobody knows when it ends")
-		_, err = l.TryAcquireAll(ctx, []string{"a", "b", "c"})
-		require.ErrorAs(t, err, &conflict)
-		require.Equal(t, "b", conflict.Key)
-		for _, key := range []string{"a", "c"} { // none was taken
-			lease := testbed.Take(t, l, key)
-			defer func() { require.NoError(t, lease.Release(ctx)) }()
-		}
-		require.Equal(t, before, contents(t, rdb, core.RecordName(env.Prefix, "b")))
-		require.Equal(t, time.Duration(-1), rdb.PTTL(ctx, core.RecordName(env.Prefix, "b")).Val())
 	})
 }
 
@@ -119,138 +90,89 @@ func contents(t *testing.T, rdb *redis.Client, record string) any {
 	return rdb.Get(t.Context(), record).Val()
 }
 
-const formatCallers = 20
-
 // All who come for a key that a newer version holds meet a conflict; those who wait have it
 // one after the other when it is free.
 func TestFormat_CallersBehindANewerRecord(t *testing.T) {
 	eachNewer(t, func(t *testing.T, env *redistest.Env, newer any) {
+		const callers = 20
 		ctx, rdb := t.Context(), env.Client(t)
 		lockers := []*core.Locker{newLocker(t, env), newLocker(t, env)}
 		record := core.RecordName(env.Prefix, "k")
 		writeForeign(t, rdb, record, newer, time.Minute)
 		before := contents(t, rdb, record)
-
-		var wg sync.WaitGroup
-		for i := range formatCallers {
-			l := lockers[i%2]
-			wg.Go(func() {
-				_, err := l.TryAcquire(ctx, "k")
-				var conflict *core.ConflictError
-				if assert.ErrorAs(t, err, &conflict) {
-					assert.InDelta(t, time.Minute, conflict.Remaining, float64(10*time.Second))
-				}
-				assert.NotErrorIs(t, err, core.ErrUnavailable)
-			})
-			wg.Go(func() {
-				err := l.Guard(retryFor(100*time.Millisecond)).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
-					return errors.New("it ran")
-				})
-				assert.ErrorIs(t, err, core.ErrConflict)
-				assert.NotErrorIs(t, err, core.ErrUnavailable)
-			})
-		}
-		wg.Wait()
-
-		granted := make(chan struct{}, formatCallers)
-		for i := range formatCallers {
-			l, opts := lockers[i%2], []core.AcquireOption{}
-			if i%4 == 3 {
-				opts = append(opts, core.Shared())
+		var all sync.WaitGroup
+		refused := func(err error) {
+			var conflict *core.ConflictError
+			if assert.ErrorAs(t, err, &conflict) {
+				assert.InDelta(t, time.Minute, conflict.Remaining, float64(50*time.Second))
 			}
-			wg.Go(func() {
-				lease, err := l.Acquire(ctx, "k", opts...)
-				if assert.NoError(t, err) {
-					granted <- struct{}{}
-					assert.NoError(t, lease.Release(ctx))
-				}
+			assert.NotErrorIs(t, err, core.ErrUnavailable)
+		}
+		for i := range callers {
+			all.Go(func() {
+				_, err := lockers[i%2].TryAcquire(ctx, "k")
+				refused(err)
+			})
+			all.Go(func() {
+				refused(lockers[i%2].Guard(retry.Policy{MaxWait: 100 * time.Millisecond}).Do(ctx, core.Call{Key: "k"}, mustNotRun))
 			})
 		}
-		wg.Go(func() {
+		all.Wait()
+
+		grants := make(chan error, callers+1)
+		for i := range callers {
+			opts := map[bool][]core.AcquireOption{true: {core.Shared()}}[i%4 == 3]
+			go func() {
+				lease, err := lockers[i%2].Acquire(ctx, "k", opts...)
+				grants <- errors.Join(err, lease.Release(ctx))
+			}()
+		}
+		go func() {
 			set, err := lockers[0].AcquireAll(ctx, []string{"k", "other"})
-			if assert.NoError(t, err) {
-				assert.NoError(t, set.Release(ctx))
-			}
-		})
-		time.Sleep(300 * time.Millisecond)
-		require.Empty(t, granted)
+			grants <- errors.Join(err, set.Release(ctx))
+		}()
+		redistest.Eventually(t, func() bool { return lockers[0].InformedCalls()+lockers[1].InformedCalls() >= callers }, "all wait")
+		require.Empty(t, grants)
 		require.Equal(t, before, contents(t, rdb, record))
 		require.NoError(t, rdb.Del(ctx, record).Err())
-		wg.Wait()
-	})
-}
-
-// retryFor waits for so long, and refuses then.
-type retryFor time.Duration
-
-func (d retryFor) OnConflict(_ context.Context, c core.Conflict) (core.Decision, error) {
-	if c.Waited < time.Duration(d) {
-		return core.RetryAfter(20 * time.Millisecond), nil
-	}
-	return core.Reject(), nil
-}
-
-// What a record becomes while its holder works takes the key from the holder, and not the record.
-func TestFormat_AHolderWhoseRecordBecameNewer(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx, rdb := t.Context(), env.Client(t)
-		l := newLocker(t, env)
-		hash := func(record string) {
-			inflate(t, rdb, record)
-			require.NoError(t, rdb.HSet(ctx, record, "v", 2).Err())
-		}
-		text := func(record string) { require.NoError(t, rdb.Set(ctx, record, foreignText, time.Minute).Err()) }
-		for name, verb := range map[string]func(*core.Lease) error{
-			"Extend":    func(lease *core.Lease) error { return lease.Extend(ctx, time.Hour) },
-			"Release":   func(lease *core.Lease) error { return lease.Release(ctx) },
-			"Downgrade": func(lease *core.Lease) error { return lease.Downgrade(ctx) },
-			"Detach":    func(lease *core.Lease) error { _, err := lease.Detach(ctx); return err },
-		} {
-			for _, becomes := range []func(string){hash, text} {
-				lease := testbed.Take(t, l, name)
-				record := core.RecordName(env.Prefix, name)
-				becomes(record)
-				before := contents(t, rdb, record)
-				require.ErrorIs(t, verb(lease), core.ErrLeaseLost, name)
-				require.Equal(t, before, contents(t, rdb, record), name)
-				ok, err := l.ForceRelease(ctx, name, lease.Fence())
-				require.NoError(t, err)
-				require.False(t, ok)
-				require.NoError(t, rdb.Del(ctx, record).Err())
-			}
+		for range callers + 1 {
+			require.NoError(t, <-grants)
 		}
 	})
 }
 
 func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx, rdb := t.Context(), env.Client(t)
-		l := newLocker(t, env)
+		ctx, rdb, l := t.Context(), env.Client(t), newLocker(t, env)
 		for what, fields := range foreignRecords {
-			writeForeign(t, rdb, core.RecordName(env.Prefix, what), fields, 0)
+			record := core.RecordName(env.Prefix, what)
+			writeForeign(t, rdb, record, fields, 0)
+			before := contents(t, rdb, record)
 			info, err := l.Inspect(ctx, what)
 			require.NoError(t, err)
-			require.True(t, info.UnknownFormat, what)
 			require.False(t, info.Free(), what)
 			require.Equal(t, &core.KeyInfo{Key: what, At: info.At, UnknownFormat: true, Held: 1}, info)
+
+			var conflict *core.ConflictError
+			_, err = l.TryAcquire(ctx, what)
+			require.ErrorAs(t, err, &conflict)
+			require.Zero(t, conflict.Remaining, "nobody knows when it ends")
+			_, err = l.TryAcquireAll(ctx, []string{"a", what, "z"})
+			require.ErrorAs(t, err, &conflict)
+			require.Equal(t, what, conflict.Key)
+			for _, key := range []string{"a", "z"} { // none was taken
+				require.NoError(t, testbed.Take(t, l, key).Release(ctx))
+			}
+			require.Equal(t, before, contents(t, rdb, record))
+			require.Equal(t, time.Duration(-1), rdb.PTTL(ctx, record).Val())
 		}
-		listed, cursor := 0, ""
-		for more := true; more; more = cursor != "" {
-			page, err := l.List(ctx, cursor, 100)
-			require.NoError(t, err)
-			listed, cursor = listed+len(page.Keys), page.Next
-		}
-		require.Equal(t, len(foreignRecords)-1, listed, "all but the one without a version")
+		require.Len(t, listAll(t, l, 100), len(foreignRecords)-1, "all but the one without a version")
 
 		lease := testbed.Take(t, l, "ours")
 		info, err := l.Inspect(ctx, "ours")
 		require.NoError(t, err)
 		require.False(t, info.UnknownFormat)
 		require.NoError(t, lease.Release(ctx))
-		info, err = l.Inspect(ctx, "ours")
-		require.NoError(t, err)
-		require.False(t, info.UnknownFormat)
-		require.True(t, info.Free())
 	})
 }
 
@@ -258,70 +180,27 @@ func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 func TestFormat_AQuorumMeetsANewerRecord(t *testing.T) {
 	t.Parallel()
 	for kind, newer := range newerRecords {
-		t.Run(kind, func(t *testing.T) { testQuorumMeetsANewerRecord(t, newer) })
-	}
-}
-
-func testQuorumMeetsANewerRecord(t *testing.T, newer any) {
-	t.Helper()
-	nodes := make([]redis.UniversalClient, 3)
-	envs := make([]*redistest.Env, len(nodes))
-	for i := range nodes {
-		envs[i] = redistest.Embedded(t)
-		nodes[i] = envs[i].Client(t)
-	}
-	l, err := core.NewQuorum(nodes, core.WithPrefix("p"))
-	require.NoError(t, err)
-	l.WaitForNodes(time.Minute, nodes) // a busy machine is no outage
-	t.Cleanup(func() { _ = l.Close() })
-	record := core.RecordName("p", "k")
-	writeForeign(t, envs[0].Client(t), record, newer, time.Minute)
-	before := contents(t, envs[0].Client(t), record)
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err, "two of three")
-	require.NoError(t, lease.Release(t.Context()))
-	require.Equal(t, before, contents(t, envs[0].Client(t), record))
-
-	writeForeign(t, envs[1].Client(t), record, newer, time.Minute)
-	_, err = l.TryAcquire(t.Context(), "k")
-	require.ErrorIs(t, err, core.ErrConflict)
-	require.NotErrorIs(t, err, core.ErrUnavailable)
-}
-
-// Words that a newer version may send are passed over, and so is what is cut short.
-func TestFormat_UnknownMessagesAreIgnored(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx, rdb := t.Context(), env.Client(t)
-		l, other := newLocker(t, env), newLocker(t, env)
-		l.NeverPoll()
-		held, err := other.TryAcquire(ctx, "k")
-		require.NoError(t, err)
-		granted := make(chan error, 1)
-		go func() {
-			lease, err := l.Acquire(ctx, "k")
-			if err == nil {
-				err = lease.Release(ctx)
+		t.Run(kind, func(t *testing.T) {
+			var nodes []redis.UniversalClient
+			for range 3 {
+				nodes = append(nodes, redistest.Embedded(t).Client(t))
 			}
-			granted <- err
-		}()
-		redistest.Eventually(t, func() bool {
-			info, err := other.Inspect(ctx, "k")
-			return err == nil && info.Waiting == 1 && l.Listening()
-		}, "a call that waits")
-		info, err := other.Inspect(ctx, "k")
-		require.NoError(t, err)
-		channel := env.Prefix + ":wake:" + info.Waiters[0].Locker
-		for _, text := range []string{
-			"", " ", "grant", "grant k", "grant a b c d e", "grant  1 2 3 k", "grant2 1:x 1 2 3 k", "lost", "lost x k", "lost 1", "released", "moved 3 k",
-			"\x00", "v2 grant 1:x 1 2 3 k",
-		} {
-			require.NoError(t, rdb.Publish(ctx, channel, text).Err())
-		}
-		time.Sleep(50 * time.Millisecond)
-		require.Empty(t, granted)
-		require.NoError(t, held.Release(ctx))
-		require.NoError(t, <-granted)
-	})
+			l, err := core.NewQuorum(nodes, core.WithPrefix("p"))
+			require.NoError(t, err)
+			l.WaitForNodes(time.Minute, nodes) // a busy machine is no outage
+			t.Cleanup(func() { _ = l.Close() })
+			record, first := core.RecordName("p", "k"), nodes[0].(*redis.Client)
+			writeForeign(t, first, record, newer, time.Minute)
+			before := contents(t, first, record)
+			require.NoError(t, testbed.Take(t, l, "k").Release(t.Context()), "two of three")
+			require.Equal(t, before, contents(t, first, record))
+
+			writeForeign(t, nodes[1].(*redis.Client), record, newer, time.Minute)
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict)
+			require.NotErrorIs(t, err, core.ErrUnavailable)
+		})
+	}
 }
 
 func TestFormat_ATokenOfANewerVersionSaysSo(t *testing.T) {

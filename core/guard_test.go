@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -27,21 +28,25 @@ func (f policyFunc) OnConflict(ctx context.Context, c core.Conflict) (core.Decis
 func TestGuard_DoesAsThePolicyDecides(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		defer func() { _ = lease.Release(t.Context()) }()
-		never := func(context.Context) error { return errors.New("ran") }
 		ask := func(policy core.ConflictPolicy, call core.Call) error {
-			return l.Guard(policy).Do(t.Context(), call, never)
+			return l.Guard(policy).Do(t.Context(), call, mustNotRun)
 		}
 
 		var conflict *core.ConflictError
-		require.ErrorAs(t, ask(nil, core.Call{Key: "k"}), &conflict)
-		require.Equal(t, 1, conflict.Attempts)
-		require.Positive(t, conflict.Remaining)
+		for name, policy := range map[string]core.ConflictPolicy{
+			"named": core.RejectConflicts, "nil": nil, "then": retry.Policy{MaxWait: 10 * time.Millisecond, Then: core.RejectConflicts},
+		} {
+			require.NoError(t, l.Guard(policy).Err())
+			require.Equal(t, name == "then", l.Guard(policy).Policy() != nil)
+			require.ErrorAs(t, ask(policy, core.Call{Key: "k"}), &conflict, name)
+			require.True(t, name == "then" || conflict.Attempts == 1)
+			require.Positive(t, conflict.Remaining)
+		}
 
 		ticket := core.Ticket{ID: "id", Queue: "q"}
-		err = ask(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+		err := ask(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 			return core.Deferred(ticket), nil
 		}), core.Call{Key: "k"})
 		var deferred *core.DeferredError
@@ -51,10 +56,7 @@ func TestGuard_DoesAsThePolicyDecides(t *testing.T) {
 		require.Equal(t, ticket, deferred.Ticket)
 
 		broken := errors.New("broken")
-		err = ask(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-			return core.Decision{}, broken
-		}), core.Call{Key: "k"})
-		require.ErrorIs(t, err, broken)
+		require.ErrorIs(t, ask(testbed.Failing{Err: broken}, core.Call{Key: "k"}), broken)
 
 		var seen []core.Conflict
 		err = ask(policyFunc(func(_ context.Context, c core.Conflict) (core.Decision, error) {
@@ -78,26 +80,6 @@ func TestGuard_DoesAsThePolicyDecides(t *testing.T) {
 		err = ask(untilWoken, core.Call{Key: "k", BeforeWait: func() error { called++; return broken }})
 		require.ErrorIs(t, err, broken)
 		require.Equal(t, 1, called)
-	})
-}
-
-// By name or as nil, alone or after another policy, it refuses.
-func TestGuard_RejectConflicts(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l := newLocker(t, env)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		defer func() { _ = lease.Release(t.Context()) }()
-		for name, policy := range map[string]core.ConflictPolicy{
-			"named": core.RejectConflicts, "nil": nil, "then": retry.Policy{MaxWait: 10 * time.Millisecond, Then: core.RejectConflicts},
-		} {
-			guard := l.Guard(policy)
-			require.NoError(t, guard.Err())
-			require.Equal(t, name == "then", guard.Policy() != nil)
-			err := guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun)
-			var conflict *core.ConflictError
-			require.ErrorAs(t, err, &conflict, name)
-		}
 	})
 }
 
@@ -125,14 +107,6 @@ func TestGuard_ReleasesOnEveryWayOut(t *testing.T) {
 		require.ErrorIs(t, err, failed)
 		require.ErrorIs(t, err, core.ErrLeaseLost)
 	})
-}
-
-func TestGuard_AGuardThatCannotWorkSaysSo(t *testing.T) {
-	t.Parallel()
-	for _, guard := range []*core.Guard{(*core.Locker)(nil).Guard(core.RejectConflicts), {}, nil} {
-		require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
-		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
-	}
 }
 
 type recorder struct {
@@ -173,14 +147,6 @@ func (r *recorder) awaitRenewal(t *testing.T) {
 	}, "a renewal")
 }
 
-func eventOf[T any](r *recorder) (event T, ok bool) {
-	events := eventsOf[T](r)
-	if len(events) == 0 {
-		return event, false
-	}
-	return events[0], true
-}
-
 // lastOutcome is that of the call that ended last.
 func (r *recorder) lastOutcome() core.Outcome {
 	outcomes := eventsOf[core.Outcome](r)
@@ -193,41 +159,24 @@ func (r *recorder) lastOutcome() core.Outcome {
 func TestGuard_TheObserverIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var seen recorder
-		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(time.Second))
-		guard := l.Guard(core.RejectConflicts)
+		guard := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(time.Second)).Guard(core.RejectConflicts)
 		call := core.Call{Key: "k", Name: "n"}
-		err := guard.Do(t.Context(), call, func(ctx context.Context) error {
-			acquired := seen.lastOutcome()
-			require.Equal(t, core.OutcomeAcquired, acquired.Kind)
+		require.NoError(t, guard.Do(t.Context(), call, func(ctx context.Context) error {
 			lease, _ := core.LeaseFrom(ctx)
-			require.Equal(t, lease.Fence(), acquired.Fence)
-			require.Equal(t, "n", acquired.Name)
+			acquired := seen.lastOutcome()
+			require.Equal(t, []any{core.OutcomeAcquired, lease.Fence(), "n"}, []any{acquired.Kind, acquired.Fence, acquired.Name})
 			require.ErrorIs(t, guard.Do(t.Context(), call, mustNotRun), core.ErrConflict)
-			redistest.Eventually(t, func() bool {
-				renewed, ok := eventOf[core.Renewed](&seen)
-				return ok && renewed.Leases == 1 && renewed.Latency > 0
-			}, "a renewal")
+			seen.awaitRenewal(t)
 			return nil
-		})
-		require.NoError(t, err)
-		outcomes := eventsOf[core.Outcome](&seen)
+		}))
+		renewed, released, outcomes := eventsOf[core.Renewed](&seen)[0], eventsOf[core.Released](&seen)[0], eventsOf[core.Outcome](&seen)
+		require.Equal(t, 1, renewed.Leases)
+		require.Positive(t, renewed.Latency)
 		require.Len(t, outcomes, 2)
 		require.Equal(t, core.OutcomeConflict, outcomes[1].Kind)
-		released, ok := eventOf[core.Released](&seen)
-		require.True(t, ok)
 		require.NoError(t, released.Err)
 		require.Equal(t, outcomes[0].Fence, released.Fence)
 		require.Positive(t, released.Held)
-
-		_ = guard.Do(t.Context(), call, func(ctx context.Context) error {
-			require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
-			<-ctx.Done()
-			return nil
-		})
-		redistest.Eventually(t, func() bool {
-			lost, ok := eventOf[core.Lost](&seen)
-			return ok && errors.Is(lost.Cause, core.ErrLeaseLost) && lost.Fence == seen.lastOutcome().Fence
-		}, "the loss")
 	})
 }
 

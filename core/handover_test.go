@@ -12,6 +12,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // The release of a key for which other processes wait follows a PING, and no other release does: Redis writes
@@ -29,17 +30,13 @@ func TestRelease_OfAKeyThatAnotherProcessWaitsForFollowsAPing(t *testing.T) {
 		}
 		return n
 	}
-	var lockers []*core.Locker
-	for range 3 {
-		l := newLocker(t, env)
-		l.NeverPoll()
+	lockers := []*core.Locker{newSleeper(t, env), newSleeper(t, env), newSleeper(t, env)}
+	for _, l := range lockers {
 		warm(t, l)
-		listening(t, l)
-		lockers = append(lockers, l)
 	}
+	listening(t, lockers...)
 	for _, key := range []string{"k", "other"} {
-		lease, err := lockers[0].Acquire(t.Context(), key)
-		require.NoError(t, err)
+		lease := acquire(t, lockers[0], key)
 		before := pings()
 		second := acquiring(t, lockers[1], key)
 		queued(t, env, key, 1)
@@ -48,17 +45,13 @@ func TestRelease_OfAKeyThatAnotherProcessWaitsForFollowsAPing(t *testing.T) {
 		redistest.Eventually(t, func() bool { return lockers[0].KnowsContention(key) }, "the message that another process waits")
 		require.NoError(t, lease.Release(t.Context()))
 		require.Equal(t, before+1, pings(), "the message told")
-		next := granted(t, second)
-		require.NoError(t, next.Release(t.Context()))
+		require.NoError(t, granted(t, second).Release(t.Context()))
 		require.Equal(t, before+2, pings(), "the grant told")
-		last := granted(t, third)
-		require.NoError(t, last.Release(t.Context()))
+		require.NoError(t, granted(t, third).Release(t.Context()))
 		require.Equal(t, before+2, pings(), "nobody waits")
 		// The message about the third may come after the release: the next one forgets it.
 		redistest.Eventually(t, func() bool {
-			again, err := lockers[0].Acquire(t.Context(), key)
-			require.NoError(t, err)
-			require.NoError(t, again.Release(t.Context()))
+			require.NoError(t, acquire(t, lockers[0], key).Release(t.Context()))
 			return !lockers[0].KnowsContention(key)
 		}, "a release forgets who waited")
 	}
@@ -75,8 +68,7 @@ func TestRelease_ARivalThatCameBeforeACallOfThisProcess(t *testing.T) {
 			listening(t, l)
 		}
 		time.Sleep(time.Second)
-		lease, err := own.Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := acquire(t, own, "k")
 		rival := acquiring(t, other, "k")
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
@@ -109,11 +101,9 @@ func TestScripts_ArgumentsOfAPairAndAHandOver(t *testing.T) {
 	env := redistest.Embedded(t)
 	rdb, sent := env.Client(t), map[string]int{}
 	rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
-		if name := cmd.Name(); strings.HasPrefix(name, "eval") {
-			for _, script := range []string{"acquire", "release"} {
-				if isScript(cmd, script) {
-					sent[script] = max(sent[script], len(cmd.Args()))
-				}
+		for _, script := range []string{"acquire", "release"} {
+			if strings.HasPrefix(cmd.Name(), "eval") && isScript(cmd, script) {
+				sent[script] = max(sent[script], len(cmd.Args()))
 			}
 		}
 	}))
@@ -123,8 +113,7 @@ func TestScripts_ArgumentsOfAPairAndAHandOver(t *testing.T) {
 	warm(t, l)
 	listening(t, l)
 	for range 2 {
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		next := acquiring(t, other, "k")
 		redistest.Eventually(t, func() bool { return l.KnowsContention("k") }, "the message that another process waits")
 		require.NoError(t, lease.Release(t.Context()))

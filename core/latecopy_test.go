@@ -97,9 +97,7 @@ type taking func(ctx context.Context, l *core.Locker, key string) (release func(
 // insist takes the key when a busy machine is no longer slower than a call waits. What Redis has answered is an error at once.
 func (take taking) insist(ctx context.Context, l *core.Locker, key string) (release func(context.Context) error, err error) {
 	for release, err = take(ctx, l, key); errors.Is(err, core.ErrUnavailable) && !strings.Contains(err.Error(), "the script's reply has an unknown form"); release, err = take(ctx, l, key) {
-		if release != nil {
-			_ = release(ctx)
-		}
+		_ = release(ctx)
 	}
 	return release, err
 }
@@ -108,22 +106,16 @@ var copied = map[string]taking{
 	"exclusive": takes(), "shared": takes(core.Shared()), "counted": takes(core.Counted(3)), "named": takes(core.Named("pay", "7")),
 	"waits": func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
 		lease, err := l.Acquire(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return lease.Release, nil
+		return lease.Release, err
 	},
 	"all": func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
 		all, err := l.TryAcquireAll(ctx, []string{key, key + "+"})
-		if err != nil {
-			return nil, err
-		}
-		return all.Release, nil
+		return all.Release, err
 	},
 	"reserved": func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
 		lease, err := l.TryAcquire(ctx, key)
 		if err != nil {
-			return nil, err
+			return lease.Release, err
 		}
 		stamp, err := reservations.Reserve(ctx, l, key, time.Minute)
 		return func(ctx context.Context) error {
@@ -135,10 +127,7 @@ var copied = map[string]taking{
 func takes(opts ...core.AcquireOption) taking {
 	return func(ctx context.Context, l *core.Locker, key string) (func(context.Context) error, error) {
 		lease, err := l.TryAcquire(ctx, key, opts...)
-		if err != nil {
-			return nil, err
-		}
-		return lease.Release, nil
+		return lease.Release, err // the Release of nil does nothing
 	}
 }
 
@@ -176,17 +165,10 @@ func lateCopies(t *testing.T, nodes int, take taking) {
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	redistest.Eventually(t, func() bool {
-		release, err := take(t.Context(), l, "warm-up")
-		return err == nil && release(t.Context()) == nil
-	}, "a Redis that serves")
 	for i, server := range servers {
 		redistest.Eventually(t, func() bool { // a quorum may not need this node
 			release, err := take(t.Context(), l, fmt.Sprint("warm-up", i))
-			if err == nil {
-				_ = release(t.Context())
-			}
-			return nodes == 1 || strings.Count(server.Info(t.Context(), "commandstats").Val(), "cmdstat_set:calls=") == 1
+			return errors.Join(err, release(t.Context())) == nil && (nodes == 1 || strings.Count(server.Info(t.Context(), "commandstats").Val(), "cmdstat_set:calls=") == 1)
 		}, "its clock is known")
 	}
 	for _, server := range servers {
@@ -278,8 +260,7 @@ func TestLateCopy_AReleaseTakenForOneLosesNoGrant(t *testing.T) {
 	}})
 	l := lockerOn(t, rdb, env.Prefix)
 	for late.Load() == 0 { // the token does not go along while it asks
-		first, err := l.Acquire(t.Context(), "k", core.FixedLease(time.Minute))
-		require.NoError(t, err)
+		first := acquire(t, l, "k", core.FixedLease(time.Minute))
 		next := acquiring(t, l, "k")
 		queued(t, env, "k", 1)
 		from := direct.Time(t.Context()).Val()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // candidate calls Lead, and says when it leads.
@@ -55,17 +56,17 @@ func campaign(t *testing.T, l *core.Locker, office *atomic.Int64) *candidate {
 // leader waits for the next term of one of the candidates.
 func leader(t *testing.T, candidates ...*candidate) (c *candidate, fence int64) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		for _, c := range candidates {
+	redistest.Eventually(t, func() bool {
+		for _, c = range candidates {
 			select {
-			case fence := <-c.leads:
-				return c, fence
+			case fence = <-c.leads:
+				return true
 			default:
 			}
 		}
-	}
-	require.Fail(t, "nobody leads")
-	return nil, 0
+		return false
+	}, "somebody leads")
+	return c, fence
 }
 
 func TestLead_HandsOverWhenItIsToldToStop(t *testing.T) {
@@ -115,12 +116,10 @@ func TestLead_ReturnsWhatItsFunctionDoes(t *testing.T) {
 		require.ErrorIs(t, l.Lead(t.Context(), "", nothing), core.ErrInvalidKey)
 		require.ErrorIs(t, l.Lead(t.Context(), "k", nil), core.ErrInvalidOption)
 		require.ErrorIs(t, l.Lead(t.Context(), "k", nothing, core.Counted(0)), core.ErrInvalidOption)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		testbed.Take(t, l, "k")
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, l.Lead(ctx, "k", nothing), context.DeadlineExceeded)
-		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, l.Lead(t.Context(), "k", nothing), core.ErrClosed)
 	})
@@ -145,8 +144,7 @@ func TestLead_ADeafLeader(t *testing.T) {
 			})
 		}()
 		first := <-fences
-		_, err := other.ForceRelease(t.Context(), "k", first)
-		require.NoError(t, err)
+		require.True(t, force(t, other, "k", first))
 		var second int64
 		require.NoError(t, other.Lead(t.Context(), "k", func(ctx context.Context) error {
 			lease, _ := core.LeaseFrom(ctx)

@@ -19,6 +19,14 @@ func newLocker(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Lock
 	return lockerOn(t, env.Client(t), env.Prefix, opts...)
 }
 
+// acquire waits for a key that is free, or soon will be.
+func acquire(t *testing.T, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lease {
+	t.Helper()
+	lease, err := l.Acquire(t.Context(), key, opts...)
+	require.NoError(t, err)
+	return lease
+}
+
 func TestLocker_OneHolderPerKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // losses passes on what OnLost is told.
@@ -46,8 +47,7 @@ func TestObserver_IsToldWhyALeaseWasLost(t *testing.T) {
 			if kind == core.LossExpired {
 				opts = append(opts, core.FixedLease(time.Second))
 			}
-			lease, err := l.TryAcquire(ctx, string(kind), opts...)
-			require.NoError(t, err)
+			lease := testbed.Take(t, l, string(kind), opts...)
 			listening(t, l)
 			lose(l, other, lease)
 			e := <-seen.told
@@ -64,8 +64,7 @@ func TestObserver_IsToldOfALossBeforeTheReleaseReturns(t *testing.T) {
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
 		seen := losses{told: make(chan core.Lost)}
 		l := lockerOn(t, nodes[0].client(t), "p", core.WithObserver(seen))
-		lease, err := l.TryAcquire(t.Context(), "k", core.MaxHold(time.Second))
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k", core.MaxHold(time.Second))
 		released := make(chan error, 1)
 		context.AfterFunc(lease.Context(), func() { released <- lease.Release(t.Context()) })
 		<-lease.Context().Done()
@@ -74,8 +73,7 @@ func TestObserver_IsToldOfALossBeforeTheReleaseReturns(t *testing.T) {
 		<-seen.told
 		require.ErrorIs(t, <-released, core.ErrLeaseLost)
 
-		lease, err = l.TryAcquire(t.Context(), "j", core.MaxHold(time.Second))
-		require.NoError(t, err)
+		lease = testbed.Take(t, l, "j", core.MaxHold(time.Second))
 		<-lease.Context().Done()
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 		<-seen.told // an observer that waits for the holder does not keep it

@@ -38,7 +38,6 @@ func TestSoak(t *testing.T) {
 		}
 	})
 	t.Run("failovers", func(t *testing.T) { testFailovers(t, 10) })
-	t.Run("clocks", TestClocks_AnHourApartBreakNoPromise)
 	t.Run("plays of mutants", TestScripts_PlaysOfMutantsFindNothing)
 	t.Run("mutants of scripts", TestScripts_MutantsAreCaught)
 	t.Run("mutants of reservations", TestReservation_MutantsAreCaught)

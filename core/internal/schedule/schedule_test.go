@@ -1,11 +1,13 @@
 package schedule_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -277,28 +279,17 @@ func (w *world) play() {
 // is renewed in time, whatever is added, moved and removed, and however the clocks run.
 func TestSchedule_KeepsItsPromisesWhateverHappens(t *testing.T) {
 	t.Parallel()
-	plays := 300
-	if text := os.Getenv(playsVar); text != "" {
-		var err error
-		plays, err = strconv.Atoi(text)
-		require.NoError(t, err, playsVar)
-	}
+	plays, err := strconv.Atoi(cmp.Or(os.Getenv(playsVar), "300"))
+	require.NoError(t, err, playsVar)
 	expired, renewed, asleep := 0, 0, 0
 	for seed := range plays {
 		w := newWorld(uint64(seed))
 		w.play()
 		if w.broken != "" {
-			t.Fatalf("seed %d: %s\n%s", seed, w.broken, last(w.log, 40))
+			t.Fatalf("seed %d: %s\n%s", seed, w.broken, strings.Join(w.log[max(0, len(w.log)-40):], "\n"))
 		}
 		expired, renewed, asleep = expired+w.expired, renewed+w.renewed, asleep+w.asleep
 	}
 	t.Logf("%d plays: %d grants expired, %d renewals, %d times suspended", plays, expired, renewed, asleep)
 	require.Greater(t, min(expired, renewed, asleep), plays)
-}
-
-func last(lines []string, n int) (text string) {
-	for _, line := range lines[max(0, len(lines)-n):] {
-		text += line + "\n"
-	}
-	return text
 }
