@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -47,4 +48,38 @@ func TestBound_IsTheNearestThatRepliesTell(t *testing.T) {
 		nearly(wait + time.Hour)
 		nearly(wait)
 	})
+}
+
+func TestReadWhat_OfOtherVersionsAndClients(t *testing.T) {
+	type read struct {
+		name, id string
+		ttl      time.Duration
+	}
+	for what, want := range map[string]read{
+		"":                     {"", "", usualTTL},
+		"name;id":              {"name", "id", usualTTL},
+		"%3B;%3B;100":          {";", ";", 100 * time.Millisecond},
+		"name;id;":             {"name", "id", 0},
+		"name;id;9s":           {"name", "id", 0},
+		"name;id;-1":           {"name", "id", 0},
+		"name;id;100;more":     {"name", "id", 0},
+		"name;id;100000000000": {"name", "id", 0},
+	} {
+		name, id, ttl := readWhat(what)
+		require.Equal(t, want, read{name, id, ttl}, what)
+	}
+}
+
+// As few nodes as keep the holders within the limit have to grant a token.
+func TestQuorum_NeedsAsManyNodesAsTheLimitTakes(t *testing.T) {
+	t.Parallel()
+	for many := 3; many <= 9; many++ {
+		q := &quorum{nodes: make([]*node, many)}
+		require.Equal(t, many/2+1, q.needed("0:l.s"), "readers, against a writer")
+		for n := 1; n <= 20; n++ {
+			needed := q.needed(fmt.Sprint(n, ":l.s"))
+			require.LessOrEqual(t, many*n/needed, n, "%d nodes with %d places each", many, n)
+			require.Greater(t, many*n/(needed-1), n, "one node less would do")
+		}
+	}
 }
