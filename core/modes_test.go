@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // got is what an Acquire on another goroutine returned.
@@ -73,62 +74,9 @@ func waiting(t *testing.T, c <-chan got, what string) {
 	}
 }
 
-func TestModes_ReadersShareTheKey(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		a, b := newLocker(t, env), newLocker(t, env)
-		var leases []*core.Lease
-		fences := map[int64]bool{}
-		for _, l := range []*core.Locker{a, b, a, b} {
-			lease, err := l.TryAcquire(t.Context(), "k", core.Shared())
-			require.NoError(t, err)
-			leases = append(leases, lease)
-			fences[lease.Fence()] = true
-		}
-		require.Len(t, fences, len(leases))
-		for _, l := range []*core.Locker{a, b} {
-			_, err := l.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, core.ErrConflict)
-		}
-		writer := acquiring(t, a, "k")
-		for _, lease := range leases {
-			waiting(t, writer, "a writer, while somebody reads")
-			require.NoError(t, lease.Release(t.Context()))
-		}
-		lease := granted(t, writer)
-		_, err := b.TryAcquire(t.Context(), "k", core.Shared())
-		require.ErrorIs(t, err, core.ErrConflict)
-		require.NoError(t, lease.Release(t.Context()))
-		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
-	})
-}
-
-func TestModes_ReadersBehindAWaitingWriterWait(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		a, b, c := newLocker(t, env), newLocker(t, env), newLocker(t, env)
-		first, err := a.TryAcquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		writer := acquiring(t, b, "k")
-		queued(t, env, "k", 1)
-		for _, l := range []*core.Locker{a, b, c} {
-			_, err = l.TryAcquire(t.Context(), "k", core.Shared())
-			require.ErrorIs(t, err, core.ErrConflict)
-		}
-		second := acquiring(t, c, "k", core.Shared())
-		queued(t, env, "k", 2)
-		require.NoError(t, first.Release(t.Context()))
-		written := granted(t, writer)
-		waiting(t, second, "behind the writer")
-		require.NoError(t, written.Release(t.Context()))
-		read := granted(t, second)
-		require.Greater(t, read.Fence(), written.Fence())
-		require.NoError(t, read.Release(t.Context()))
-	})
-}
-
 func TestModes_AReleaseGrantsAllReadersAtTheHeadAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := acquired(t, newLocker(t, env), "k")
 		var readers []<-chan got
 		for i := range 3 {
 			readers = append(readers, acquiring(t, newLocker(t, env), "k", core.Shared()))
@@ -136,12 +84,12 @@ func TestModes_AReleaseGrantsAllReadersAtTheHeadAtOnce(t *testing.T) {
 		}
 		writer := acquiring(t, newLocker(t, env), "k")
 		queued(t, env, "k", 4)
+		refused(t, newLocker(t, env), "k", core.Shared()) // readers stand behind a writer that waits
 		last := acquiring(t, newLocker(t, env), "k", core.Shared())
 		queued(t, env, "k", 5)
 
 		require.NoError(t, lease.Release(t.Context()))
-		rdb := env.Client(t)
-		held, err := rdb.HGet(t.Context(), core.RecordName(env.Prefix, "k"), "held").Int()
+		held, err := env.Client(t).HGet(t.Context(), core.RecordName(env.Prefix, "k"), "held").Int()
 		require.NoError(t, err)
 		require.Equal(t, 3, held)
 		for _, r := range readers {
@@ -159,14 +107,11 @@ func TestCounted_LetsInAsManyAsEachCallSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b := newLocker(t, env), newLocker(t, env)
 		take := func(l *core.Locker, n int) *core.Lease {
-			lease, err := l.TryAcquire(t.Context(), "k", core.Counted(n))
-			require.NoError(t, err)
-			return lease
+			return testbed.Take(t, l, "k", core.Counted(n))
 		}
 		full := func(n int) {
 			for _, l := range []*core.Locker{a, b} {
-				_, err := l.TryAcquire(t.Context(), "k", core.Counted(n))
-				require.ErrorIs(t, err, core.ErrConflict)
+				refused(t, l, "k", core.Counted(n))
 			}
 		}
 		leases := []*core.Lease{take(a, 2), take(b, 2)}
@@ -183,52 +128,45 @@ func TestCounted_LetsInAsManyAsEachCallSays(t *testing.T) {
 		second := granted(t, lowered)
 		full(2)
 		full(1)
-		require.NoError(t, second.Release(t.Context()))
-		require.NoError(t, leases[2].Release(t.Context()))
+		release(t, second, leases[2])
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
-	})
-}
-
-func TestModes_TooManyWaitersAreRefusedAsAConflict(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l := newLocker(t, env, core.WithMaxWaiters(2, 3))
-		lease, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		calls := []<-chan error{untilItWaits(t, l.Guard(untilWoken)), untilItWaits(t, l.Guard(untilWoken))}
-		_, err = l.Acquire(t.Context(), "k")
-		var conflict *core.ConflictError
-		require.ErrorAs(t, err, &conflict)
-		require.Equal(t, "k", conflict.Key)
-		require.NoError(t, lease.Release(t.Context()))
-		for _, done := range calls {
-			require.NoError(t, <-done)
-		}
-	})
-}
-
-func TestModes_AWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l := newLocker(t, env)
-		writer, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		reader, err := l.Acquire(writer.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		again, err := l.Acquire(reader.Context(), "k")
-		require.NoError(t, err, "it is still the writer's key")
-		for _, lease := range []*core.Lease{again, reader, writer} {
-			require.NoError(t, lease.Release(t.Context()))
-		}
-
-		reader, err = l.Acquire(t.Context(), "k", core.Shared())
-		require.NoError(t, err)
-		for _, acquire := range []func(context.Context, string, ...core.AcquireOption) (*core.Lease, error){l.Acquire, l.TryAcquire} {
-			_, err = acquire(reader.Context(), "k")
-			require.ErrorIs(t, err, core.ErrUpgrade)
-			require.NotErrorIs(t, err, core.ErrConflict)
-		}
-		require.NoError(t, reader.Release(t.Context()))
 	})
 }
 
 // modes are the ways in which a key can be waited for.
 var modes = map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(3)}}
+
+// acquired takes a key, and may have to wait for it.
+func acquired(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lease {
+	t.Helper()
+	lease, err := l.Acquire(t.Context(), key, opts...)
+	require.NoError(t, err)
+	return lease
+}
+
+// refused checks that a call which does not wait meets a conflict.
+func refused(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) (conflict *core.ConflictError) {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, opts...)
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.ErrorAs(t, err, &conflict)
+	return conflict
+}
+
+// release releases leases, and sets of them, one after the other.
+func release[L interface{ Release(context.Context) error }](t testing.TB, leases ...L) {
+	t.Helper()
+	for _, lease := range leases {
+		require.NoError(t, lease.Release(t.Context()))
+	}
+}
+
+// endsLost waits until a lease, or a set, is over, and lost.
+func endsLost(t testing.TB, lease interface{ Context() context.Context }) {
+	t.Helper()
+	<-lease.Context().Done()
+	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+}
+
+// errOf is the error of a call whose result nobody needs.
+func errOf[T any](_ T, err error) error { return err }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -107,9 +106,7 @@ func (p play) proxy(t *testing.T, env *redistest.Env) *redistest.Proxy {
 	proxy := redistest.NewProxy(t, env.Addr)
 	if p.lost {
 		var requests atomic.Int64
-		proxy.LoseReply(func(request []byte) bool {
-			return bytes.Contains(request, []byte("lock{}")) && requests.Add(1)%20 == 0
-		})
+		proxy.LoseReply(func(request []byte) bool { return bytes.Contains(request, []byte("lock{}")) && requests.Add(1)%20 == 0 })
 	}
 	if p.slow {
 		proxy.Delay(func() time.Duration { return rand.N(4 * time.Millisecond) })
@@ -251,9 +248,8 @@ var mixedPlays = map[string]play{
 // refused as unavailable, and no promise is broken.
 func TestOlder_LockersOfTwoVersionsShareKeys(t *testing.T) {
 	t.Parallel()
-	for _, name := range slices.Sorted(maps.Keys(mixedPlays)) {
+	for name, p := range mixedPlays {
 		t.Run(name, func(t *testing.T) {
-			p := mixedPlays[name]
 			var mu sync.Mutex
 			var unavailable []error
 			p.clients, p.older, p.many = 4, 2, 3

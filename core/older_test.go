@@ -12,6 +12,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // olderArguments give scripts of that version their arguments as they were.
@@ -62,8 +63,7 @@ func TestOlder_AThinRecordIsAConflict(t *testing.T) {
 		hook, err := olderScripts()
 		require.NoError(t, err)
 		l, third, older := newLocker(t, env), newLocker(t, env), hooked(t, env, hook)
-		lease, err := l.TryAcquire(ctx, "k", core.Named("n", "i"))
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k", core.Named("n", "i"))
 		require.Equal(t, "string", env.Client(t).Type(ctx, core.RecordName(env.Prefix, "k")).Val())
 
 		_, err = older.TryAcquire(ctx, "k")
@@ -78,15 +78,13 @@ func TestOlder_AThinRecordIsAConflict(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, forced)
 		token := lease.Token()
-		_, err = older.Resume(ctx, token)
-		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.ErrorIs(t, errOf(older.Resume(ctx, token)), core.ErrLeaseLost)
 		require.True(t, strings.HasPrefix(token, "pk1."))
 
 		waits := acquiring(t, older, "k")
 		time.Sleep(50 * time.Millisecond)
 		require.Empty(t, waits)
-		_, err = third.TryAcquire(ctx, "k")
-		require.ErrorIs(t, err, core.ErrConflict)
+		refused(t, third, "k")
 		inflate(t, env.Client(t), core.RecordName(env.Prefix, "k"))
 		info, err = older.Inspect(ctx, "k")
 		require.NoError(t, err)

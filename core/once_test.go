@@ -19,22 +19,30 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
+// allOf has something happen to each of some nodes.
+func allOf(nodes []*fakeNode, happens func(*fakeNode)) {
+	for _, n := range nodes {
+		happens(n)
+	}
+}
+
 // onFakeLockers runs test in virtual time, with Lockers on one node and with Lockers on a quorum.
 func onFakeLockers(t *testing.T, test func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker)) {
 	t.Helper()
 	t.Parallel()
-	t.Run("deployment", func(t *testing.T) {
-		t.Parallel()
-		onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
-			test(t, nodes, func(opts ...core.Option) *core.Locker { return lockerOn(t, nodes[0].client(t), "p", opts...) })
+	for name, many := range map[string]int{"deployment": 1, "quorum": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onFakeNodes(t, many, func(t *testing.T, nodes []*fakeNode) {
+				test(t, nodes, func(opts ...core.Option) *core.Locker {
+					if many == 1 {
+						return lockerOn(t, nodes[0].client(t), "p", opts...)
+					}
+					return overNodes(t, nodes, opts...)
+				})
+			})
 		})
-	})
-	t.Run("quorum", func(t *testing.T) {
-		t.Parallel()
-		onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
-			test(t, nodes, func(opts ...core.Option) *core.Locker { return overNodes(t, nodes, opts...) })
-		})
-	})
+	}
 }
 
 // A tick comes to three replicas, whose clocks are apart. Work of any length runs once.
@@ -86,7 +94,7 @@ func TestOnce_EachTickRunsOnOneReplica(t *testing.T) {
 func TestOnce_ASplitVoteLeavesNoTickOut(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
-		const keys = 5
+		const keys = 2
 		var runs [keys]atomic.Int64
 		var calls sync.WaitGroup
 		for replica := range nodes {
@@ -94,9 +102,7 @@ func TestOnce_ASplitVoteLeavesNoTickOut(t *testing.T) {
 			for i, n := range nodes {
 				clients = append(clients, n.distant(t, time.Duration((i-replica+3)%3)*time.Millisecond))
 			}
-			l, err := core.NewQuorum(clients)
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = l.Close() })
+			l := newQuorum(t, clients)
 			for i := range keys {
 				calls.Go(func() {
 					_, err := l.Once(t.Context(), fmt.Sprint(i), time.Minute, func(context.Context) error { runs[i].Add(1); return nil })
@@ -198,34 +204,24 @@ func TestOnce_UnderALeaseAndWrongUse(t *testing.T) {
 		})
 		require.True(t, ran)
 		require.NoError(t, err)
-		_, err = other.TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, core.ErrConflict)
-
+		refused(t, other, "k")
+		const longest = 366 * 24 * time.Hour
+		ran, err = l.Once(t.Context(), "in months", longest, nothing)
+		require.NoError(t, err)
+		require.True(t, ran)
+		info, err := l.Inspect(t.Context(), "in months")
+		require.NoError(t, err)
+		require.InDelta(t, longest*9/10, info.Holders[0].Remaining, float64(time.Minute))
 		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(2), core.MinHold(time.Second), nil} {
 			require.ErrorIs(t, once(t.Context(), "free", time.Minute, opt), core.ErrInvalidOption)
 		}
-		for _, every := range []time.Duration{0, core.MinTTL - 1, 367 * 24 * time.Hour} {
+		for _, every := range []time.Duration{0, core.MinTTL - 1, longest + 24*time.Hour} {
 			require.ErrorIs(t, once(t.Context(), "free", every), core.ErrInvalidOption)
 		}
 		require.ErrorIs(t, once(t.Context(), "", time.Minute), core.ErrInvalidKey)
-		_, err = l.Once(t.Context(), "free", time.Minute, nil)
-		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorIs(t, errOf(l.Once(t.Context(), "free", time.Minute, nil)), core.ErrInvalidOption)
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, once(t.Context(), "free", time.Minute), core.ErrClosed)
-	})
-}
-
-func TestOnce_PeriodsOfMonths(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const every = 366 * 24 * time.Hour
-		l := newLocker(t, env)
-		ran, err := l.Once(t.Context(), "k", every, nothing)
-		require.NoError(t, err)
-		require.True(t, ran)
-		info, err := l.Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.Len(t, info.Holders, 1)
-		require.InDelta(t, every*9/10, info.Holders[0].Remaining, float64(time.Minute))
 	})
 }
 
@@ -238,23 +234,17 @@ func TestOnce_APeriodSurvivesAnOutageAtTheEndOfItsRun(t *testing.T) {
 				lockers := []*core.Locker{locker(), locker()}
 				start := time.Now()
 				ran, err := lockers[0].Once(t.Context(), "k", every, func(context.Context) error {
-					for _, n := range nodes {
-						fail(n)
-					}
+					allOf(nodes, fail)
 					return nil
 				})
-				for _, n := range nodes {
-					n.die() // what it was sent while it was silent is lost
-				}
+				allOf(nodes, (*fakeNode).die) // what they were sent while they were silent is lost
 				require.NoError(t, err)
 				require.True(t, ran)
 				ran, err = lockers[1].Once(t.Context(), "k", every, mustNotRun)
 				require.False(t, ran)
 				require.ErrorIs(t, err, core.ErrUnavailable)
 				time.Sleep(3 * time.Second)
-				for _, n := range nodes {
-					n.live()
-				}
+				allOf(nodes, (*fakeNode).live)
 				time.Sleep(5 * time.Second)
 				ran, err = lockers[1].Once(t.Context(), "k", every, mustNotRun)
 				require.NoError(t, err)
@@ -272,35 +262,23 @@ func TestOnce_APeriodSurvivesAnOutageAtTheEndOfItsRun(t *testing.T) {
 // A tick comes to several processes at different times, also when its run is over.
 func TestOnce_InSeveralProcesses(t *testing.T) {
 	t.Parallel()
-	const every, period = time.Second, 900 * time.Millisecond
 	env := redistest.Real(t)
 	var replicas []*holder
-	for range 3 {
+	for i := range 3 {
 		replicas = append(replicas, launchHolder(t, env, "k", core.DefaultTTL, "once"))
+		require.Equal(t, "ready", replicas[i].line())
 	}
-	for _, r := range replicas {
-		require.Equal(t, "ready", r.line())
+	told := map[string]int{}
+	for _, r := range replicas[:2] {
+		r.tell(time.Minute.String())
 	}
-	for range 3 {
-		start, runs := time.Now(), 0
-		answer := func(r *holder) {
-			if line := r.line(); line != "false <nil>" {
-				require.Equal(t, "true <nil>", line)
-				runs++
-			}
+	for i, r := range replicas {
+		if i == 2 {
+			r.tell(time.Minute.String())
 		}
-		replicas[0].tell(every.String())
-		replicas[1].tell(every.String())
-		answer(replicas[0])
-		answer(replicas[1])
-		replicas[2].tell(every.String())
-		answer(replicas[2])
-		if time.Since(start) < period { // else the machine is so busy that it was the next tick's
-			require.Equal(t, 1, runs)
-		}
-		rand.Shuffle(3, func(i, j int) { replicas[i], replicas[j] = replicas[j], replicas[i] })
-		time.Sleep(period + 20*time.Millisecond)
+		told[r.line()]++
 	}
+	require.Equal(t, map[string]int{"true <nil>": 1, "false <nil>": 2}, told)
 }
 
 // The period of a process that died is free when its lease ends.

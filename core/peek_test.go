@@ -9,6 +9,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // Peek sees what a call that does not wait would meet, changes nothing and is reported only as a conflict.
@@ -36,8 +37,7 @@ func TestGuard_Peek(t *testing.T) {
 				told := len(eventsOf[core.Outcome](&seen))
 				ctx, key := t.Context(), "peek:"+test.name
 				if test.held != nil {
-					lease, err := rival.TryAcquire(ctx, key, test.held...)
-					require.NoError(t, err)
+					lease := testbed.Take(t, rival, key, test.held...)
 					defer func() { _ = lease.Release(ctx) }()
 				}
 				test.call.Key, test.call.Name = key, "POST /orders"
@@ -70,29 +70,24 @@ func TestGuard_Peek(t *testing.T) {
 func TestGuard_PeekMeetsCallsThatWaitAndNotItsOwnLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rival := newLocker(t, env), newLocker(t, env)
-		shared, err := rival.TryAcquire(t.Context(), "waited", core.Shared())
-		require.NoError(t, err)
+		shared := testbed.Take(t, rival, "waited", core.Shared())
 		ctx, leave := context.WithCancel(t.Context())
-		left := make(chan error, 1)
-		go func() {
-			_, err := rival.Acquire(ctx, "waited")
-			left <- err
-		}()
+		left := acquiringCtx(ctx, rival, "waited")
 		redistest.Eventually(t, func() bool {
 			info, err := l.Inspect(t.Context(), "waited")
 			return err == nil && info.Waiting == 1
 		}, "the call waits")
-		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
+		guard := l.Guard(core.RejectConflicts)
+		require.ErrorIs(t, guard.Peek(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
 		leave()
-		require.ErrorIs(t, <-left, context.Canceled)
+		require.ErrorIs(t, (<-left).err, context.Canceled)
 		require.NoError(t, shared.Release(t.Context()))
 
-		own, err := l.TryAcquire(t.Context(), "own")
-		require.NoError(t, err)
+		own := testbed.Take(t, l, "own")
 		defer func() { _ = own.Release(t.Context()) }()
-		require.NoError(t, l.Guard(core.RejectConflicts).Peek(own.Context(), core.Call{Key: "own"}), "the caller has the key")
-		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
-		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{}), core.ErrInvalidKey)
+		require.NoError(t, guard.Peek(own.Context(), core.Call{Key: "own"}), "the caller has the key")
+		require.ErrorIs(t, guard.Peek(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
+		require.ErrorIs(t, guard.Peek(t.Context(), core.Call{}), core.ErrInvalidKey)
 		require.ErrorIs(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
 	})
 }

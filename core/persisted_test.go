@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // withoutExpiry are ways in which others take the expiry from a record.
@@ -37,8 +38,7 @@ func TestPersisted_TheKeyStaysHeldAndARenewalHealsIt(t *testing.T) {
 			rdb := env.Client(t)
 			holder, others := lockerOn(t, rdb, env.Prefix, core.WithTTL(6*time.Second)), lockerOn(t, env.Client(t), env.Prefix)
 			record := core.RecordName(env.Prefix, "k")
-			lease, err := holder.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			lease := testbed.Take(t, holder, "k")
 			strip(t, rdb, record)
 			for range 3 {
 				var callers sync.WaitGroup
@@ -80,10 +80,8 @@ func persistedDetached(t *testing.T, strip func(*testing.T, *redis.Client, strin
 		rdb.AddHook(hook)
 	}
 	l := lockerOn(t, rdb, env.Prefix)
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	_, err = lease.Detach(t.Context()) // and nobody resumes it
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "k")
+	_ = detach(t, lease) // and nobody resumes it
 	strip(t, env.Client(t), core.RecordName(env.Prefix, "k"))
 
 	for range 2 {
@@ -110,10 +108,7 @@ func persistedDetached(t *testing.T, strip func(*testing.T, *redis.Client, strin
 func TestPersisted_ForceReleaseFreesIt(t *testing.T) {
 	t.Parallel()
 	for way, strip := range withoutExpiry {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
-			require.Empty(t, persistedDetached(t, strip))
-		})
+		require.Empty(t, persistedDetached(t, strip), way)
 	}
 }
 
@@ -137,24 +132,18 @@ func TestPersisted_MutantsAreCaught(t *testing.T) {
 // The holder itself goes on with such a record.
 func TestPersisted_ItsHolderReleasesAndDowngrades(t *testing.T) {
 	t.Parallel()
-	for way, strip := range withoutExpiry {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
-			env := redistest.Real(t)
-			l := lockerOn(t, env.Client(t), env.Prefix)
-			for _, use := range []func(*core.Lease) error{
-				func(lease *core.Lease) error { return lease.Release(t.Context()) },
-				func(lease *core.Lease) error {
-					return errors.Join(lease.Downgrade(t.Context()), lease.Release(t.Context()))
-				},
-			} {
-				lease, err := l.TryAcquire(t.Context(), "k")
-				require.NoError(t, err)
-				strip(t, env.Client(t), core.RecordName(env.Prefix, "k"))
-				require.NoError(t, use(lease))
-				require.Empty(t, redistest.Keys(t, env.Client(t), core.RecordName(env.Prefix, "k")))
+	for _, strip := range withoutExpiry {
+		env := redistest.Real(t)
+		l := newLocker(t, env)
+		for _, downgrades := range []bool{false, true} {
+			lease := testbed.Take(t, l, "k")
+			strip(t, env.Client(t), core.RecordName(env.Prefix, "k"))
+			if downgrades {
+				require.NoError(t, lease.Downgrade(t.Context()))
 			}
-		})
+			release(t, lease)
+			require.Empty(t, redistest.Keys(t, env.Client(t), core.RecordName(env.Prefix, "k")))
+		}
 	}
 }
 

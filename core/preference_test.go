@@ -9,6 +9,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // honoring is a policy that honors bounds, and says what it was asked for.
@@ -26,13 +27,12 @@ func (p honoring) OnConflict(_ context.Context, c core.Conflict) (core.Decision,
 
 func TestPreference_PoliciesSeeThePreference(t *testing.T) {
 	l := newLocker(t, redistest.Embedded(t))
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "k")
 	defer func() { _ = lease.Release(t.Context()) }()
 	prefers := core.Preference{Bounded: true, Wait: time.Second, Async: true}
 	var asked core.Preference
 	guard := l.Guard(honoring{&asked})
-	err = guard.Do(t.Context(), core.Call{Key: "k", Prefer: prefers}, func(context.Context) error { return nil })
+	err := guard.Do(t.Context(), core.Call{Key: "k", Prefer: prefers}, nothing)
 	require.ErrorIs(t, err, core.ErrConflict)
 	require.Equal(t, prefers, asked)
 	require.Equal(t, core.Preference{Bounded: true, Wait: time.Second}, guard.Honors(prefers))
@@ -41,10 +41,12 @@ func TestPreference_PoliciesSeeThePreference(t *testing.T) {
 
 func TestExclusiveGuards(t *testing.T) {
 	l := newLocker(t, redistest.Embedded(t))
-	require.True(t, l.Guard(core.RejectConflicts).Exclusive())
-	require.True(t, l.Guard(core.RejectConflicts, core.Counted(1)).Exclusive())
-	require.False(t, l.Guard(core.RejectConflicts, core.Counted(2)).Exclusive())
-	require.False(t, l.Guard(core.RejectConflicts, core.Shared()).Exclusive())
-	require.False(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Exclusive())
-	require.False(t, (*core.Guard)(nil).Exclusive())
+	for exclusive, guards := range map[bool][]*core.Guard{
+		true:  {l.Guard(core.RejectConflicts), l.Guard(core.RejectConflicts, core.Counted(1))},
+		false: {l.Guard(core.RejectConflicts, core.Counted(2)), l.Guard(nil, core.Shared()), (*core.Locker)(nil).Guard(nil), nil},
+	} {
+		for _, guard := range guards {
+			require.Equal(t, exclusive, guard.Exclusive())
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -87,7 +88,7 @@ func runLead(l *core.Locker, key string) {
 type holder struct {
 	t     *testing.T
 	cmd   *exec.Cmd
-	in    *bufio.Writer
+	in    io.Writer
 	out   *bufio.Scanner
 	fence int64
 }
@@ -110,7 +111,7 @@ func launchHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duratio
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	h := &holder{t: t, cmd: cmd, in: bufio.NewWriter(in), out: bufio.NewScanner(out)}
+	h := &holder{t: t, cmd: cmd, in: in, out: bufio.NewScanner(out)}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -123,11 +124,7 @@ func (h *holder) line() string {
 	return h.out.Text()
 }
 
-func (h *holder) tell(line string) {
-	_, err := h.in.WriteString(line + "\n")
-	require.NoError(h.t, err)
-	require.NoError(h.t, h.in.Flush())
-}
+func (h *holder) tell(line string) { require.NoError(h.t, errOf(fmt.Fprintln(h.in, line))) }
 
 func (h *holder) signal(s syscall.Signal) { require.NoError(h.t, h.cmd.Process.Signal(s)) }
 
@@ -142,8 +139,7 @@ func TestProcess_KeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
 	require.NoError(t, err)
 	require.LessOrEqual(t, left, 2*time.Second)
 
-	lease, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := acquired(t, newLocker(t, env), "k")
 	require.Greater(t, lease.Fence(), h.fence)
 	require.NoError(t, lease.Release(t.Context()))
 }
@@ -154,8 +150,7 @@ func TestProcess_AStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	h := startHolder(t, env, "k", time.Second)
 	h.signal(syscall.SIGSTOP)
 
-	next, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
+	next := acquired(t, newLocker(t, env), "k")
 	require.Greater(t, next.Fence(), h.fence)
 
 	h.signal(syscall.SIGCONT)
@@ -173,17 +168,14 @@ func TestProcess_RedisRestartedEmptyTellsHoldersAndKeepsFencesGrowing(t *testing
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
 	l := newLocker(t, env, core.WithTTL(time.Second))
-	lease, err := l.Acquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := acquired(t, l, "k")
 
 	server.Kill()
 	server.Restart(t)
 
-	next, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
+	next := acquired(t, newLocker(t, env), "k")
 	require.Greater(t, next.Fence(), lease.Fence())
-	<-lease.Context().Done()
-	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	endsLost(t, lease)
 	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 	require.NoError(t, next.Release(t.Context()))
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // What a node can be, as one letter in the name of a case.
 const (
-	nodeFree    = 'f'
 	nodeHeld    = 'h' // by somebody else
 	nodeDead    = 'd'
 	nodeStopped = 's'
@@ -91,13 +91,10 @@ func testSubset(t *testing.T, nodes []*fakeNode, is string) {
 	for i, n := range nodes {
 		switch is[i] {
 		case nodeHeld:
-			rdb := n.client(t)
-			other, err := core.New(rdb)
-			require.NoError(t, err)
-			lease, err := other.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
+			other := lockerOn(t, n.client(t), "perkey")
+			lease := testbed.Take(t, other, "k")
 			holders = append(holders, func() {
-				require.NoError(t, lease.Release(t.Context()))
+				release(t, lease)
 				require.NoError(t, other.Close())
 			})
 		case nodeDead:
@@ -128,12 +125,10 @@ func testSubset(t *testing.T, nodes []*fakeNode, is string) {
 		require.Less(t, took, 5*time.Millisecond, is)
 	}
 	require.LessOrEqual(t, took, nodeTimeout+time.Millisecond, is)
-	for _, release := range holders {
-		release()
+	for _, leave := range holders {
+		leave()
 	}
-	for _, n := range nodes {
-		n.live()
-	}
+	allOf(nodes, (*fakeNode).live)
 	time.Sleep(3 * time.Second)
 	require.Empty(t, records(nodes), is)
 	require.NoError(t, l.Close())

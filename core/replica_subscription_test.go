@@ -16,25 +16,29 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
+
+// subscribing is a client whose subscription goes to the first replica, once it has moved.
+func (r *replicated) subscribing(t *testing.T, moved *atomic.Bool) *redis.Client {
+	t.Helper()
+	return redistest.Client(t, &redis.Options{Addr: r.env.Addr, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if moved.Load() && strings.Contains(string(debug.Stack()), "(*PubSub)") {
+			addr = r.replicas[0].Addr
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}})
+}
 
 // A proxy, or a name that has moved on, can bring the subscription to a replica: the primary
 // counts no receivers, and the replica passes on what is published there.
 func TestWaiting_WithTheSubscriptionOnAReplica(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
-	client := func() *redis.Client {
-		return redistest.Client(t, &redis.Options{Addr: r.env.Addr, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if strings.Contains(string(debug.Stack()), "(*PubSub)") {
-				addr = r.replicas[0].Addr
-			}
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
-		}})
-	}
 	env := r.env
-	holder := newLocker(t, env)
-	lease, err := holder.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, newLocker(t, env), "k")
+	var moved atomic.Bool
+	moved.Store(true)
 
 	const lockers, rounds = 5, 3
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -42,28 +46,23 @@ func TestWaiting_WithTheSubscriptionOnAReplica(t *testing.T) {
 	var turns []int // guarded by the key
 	var wg sync.WaitGroup
 	for i := range lockers {
-		l := lockerOn(t, client(), env.Prefix)
+		l := lockerOn(t, r.subscribing(t, &moved), env.Prefix)
 		l.NeverPoll()
 		warm(t, l)
 		listening(t, l)
 		wg.Go(func() {
 			for range rounds {
-				err := l.Do(ctx, "k", func(context.Context) error {
+				assert.NoError(t, l.Do(ctx, "k", func(context.Context) error {
 					turns = append(turns, i)
 					queued(t, env, "k", min(lockers-1, lockers*rounds-len(turns))) // the others have their places
 					return nil
-				})
-				if err != nil {
-					t.Errorf("locker %d: %v", i, err)
-				}
+				}))
 			}
 		})
 		queued(t, env, "k", i+1)
 	}
-	start := time.Now()
-	require.NoError(t, lease.Release(t.Context()))
+	release(t, lease)
 	wg.Wait()
-	t.Logf("%d hand-overs in %s", len(turns), time.Since(start))
 	for i := range turns {
 		require.Equal(t, i%lockers, turns[i], "each has its place: %v", turns)
 	}
@@ -75,12 +74,10 @@ func TestWaiting_WithTheSubscriptionOnAReplica(t *testing.T) {
 func TestWaiting_WhenTheSubscriptionMovesToAReplica(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
-	env, primary := r.env, r.env.Client(t)
+	env, primary := r.env, r.primary
 	var moved atomic.Bool
 	resume := make(chan struct{}) // closed when the lockers may ask again
-	holder := newLocker(t, env)
-	held, err := holder.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	held := testbed.Take(t, newLocker(t, env), "k")
 
 	const lockers = 3
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -88,12 +85,7 @@ func TestWaiting_WhenTheSubscriptionMovesToAReplica(t *testing.T) {
 	var holders atomic.Int32
 	var work sync.WaitGroup
 	for i := range lockers {
-		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if moved.Load() && strings.Contains(string(debug.Stack()), "(*PubSub)") {
-				addr = r.replicas[0].Addr
-			}
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
-		}})
+		rdb := r.subscribing(t, &moved)
 		rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
 			if moved.Load() {
 				<-resume

@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // replicated is a primary with replicas that are in step with it.
@@ -70,16 +71,15 @@ func TestReplicas_AGrantIsOnTheReplicas(t *testing.T) {
 	for _, protocol := range []int{2, 3} {
 		rdb := redistest.Client(t, &redis.Options{Addr: r.env.Addr, Protocol: protocol})
 		l := lockerOn(t, rdb, "p")
-		lease, err := l.Acquire(t.Context(), "k", core.WaitReplicas(2, 5*time.Second))
-		require.NoError(t, err)
+		lease := acquired(t, l, "k", core.WaitReplicas(2, 5*time.Second))
 		set, err := l.TryAcquireAll(t.Context(), []string{"a", "b"}, core.WaitReplicas(2, 5*time.Second), core.FixedLease(time.Second))
 		require.NoError(t, err)
 		for _, replica := range r.replicas {
 			names := redistest.Keys(t, redistest.Client(t, &redis.Options{Addr: replica.Addr}), "p:lock")
 			require.Len(t, names, 3)
 		}
-		require.NoError(t, set.Release(t.Context()))
-		require.NoError(t, lease.Release(t.Context()))
+		release(t, set)
+		release(t, lease)
 
 		_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(3, 50*time.Millisecond))
 		requireNotReplicated(t, err)
@@ -94,12 +94,11 @@ func TestReplicas_AStoppedReplicaDoesNotCount(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: r.env.Addr, ReadTimeout: 100 * time.Millisecond})
 	l := lockerOn(t, rdb, "p")
 	r.replicas[0].Pause()
-	lease, err := l.TryAcquire(t.Context(), "k", core.WaitReplicas(1, 5*time.Second))
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "k", core.WaitReplicas(1, 5*time.Second))
 	require.NoError(t, lease.Release(t.Context()))
 
 	// Longer than the client reads for.
-	_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(2, 300*time.Millisecond))
+	_, err := l.TryAcquire(t.Context(), "k", core.WaitReplicas(2, 300*time.Millisecond))
 	requireNotReplicated(t, err)
 	_, err = l.AcquireAll(t.Context(), []string{"a", "b", "k"}, core.WaitReplicas(2, 50*time.Millisecond))
 	requireNotReplicated(t, err)
@@ -108,8 +107,7 @@ func TestReplicas_AStoppedReplicaDoesNotCount(t *testing.T) {
 	// The wait is longer than the lease: it is renewed meanwhile.
 	start := time.Now()
 	time.AfterFunc(3*time.Second, r.replicas[0].Resume)
-	lease, err = l.Acquire(t.Context(), "k", core.WaitReplicas(2, 10*time.Second), core.LeaseTTL(2*time.Second))
-	require.NoError(t, err)
+	lease = acquired(t, l, "k", core.WaitReplicas(2, 10*time.Second), core.LeaseTTL(2*time.Second))
 	require.Greater(t, time.Since(start), 2900*time.Millisecond)
 	require.NoError(t, lease.Context().Err())
 	require.NoError(t, lease.Release(t.Context()))
@@ -127,24 +125,18 @@ func TestReplicas_AKeyFromTheQueueIsReplicatedToo(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
 	holder, l := newLocker(t, r.env), newLocker(t, r.env)
-	for _, up := range []bool{true, false} {
-		lease, err := holder.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		timeout := 200 * time.Millisecond
-		if up {
-			timeout = 5 * time.Second
-		}
+	for _, timeout := range []time.Duration{5 * time.Second, 200 * time.Millisecond} {
+		lease := acquired(t, holder, "k")
 		waiter := acquiring(t, l, "k", core.WaitReplicas(1, timeout))
 		queued(t, r.env, "k", 1)
 		listening(t, l)
-		if !up {
-			r.replicas[0].Pause()
-		}
-		require.NoError(t, lease.Release(t.Context()))
-		if up {
-			require.NoError(t, granted(t, waiter).Release(t.Context()))
+		if timeout > time.Second {
+			release(t, lease)
+			release(t, granted(t, waiter))
 			continue
 		}
+		r.replicas[0].Pause()
+		release(t, lease)
 		requireNotReplicated(t, outcome(t, waiter).err)
 		requireNothingLeft(t, r.primary, "p")
 	}
@@ -154,16 +146,13 @@ func TestReplicas_AGrantThatIsHandedOverIsReplicatedOnce(t *testing.T) {
 	t.Parallel()
 	r := startReplicated(t, 1)
 	l := newLocker(t, r.env)
-	lease, err := l.Acquire(t.Context(), "k", core.WaitReplicas(1, 5*time.Second))
-	require.NoError(t, err)
+	lease := acquired(t, l, "k", core.WaitReplicas(1, 5*time.Second))
 	guard := l.Guard(untilWoken, core.WaitReplicas(1, 5*time.Second))
 	inLine, done := make(chan struct{}), make(chan error)
 	const calls = 5
 	for range calls {
-		go func() {
-			done <- guard.Do(t.Context(), core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }},
-				func(context.Context) error { return nil })
-		}()
+		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
+		go func() { done <- guard.Do(t.Context(), call, nothing) }()
 		<-inLine
 	}
 	before := r.waits(t)
@@ -199,15 +188,14 @@ func TestReplicas_WithoutReplicasNothingIsReplicated(t *testing.T) {
 	_, err := l.TryAcquire(t.Context(), "k", core.WaitReplicas(1, 10*time.Millisecond))
 	requireNotReplicated(t, err)
 	require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	token := detach(t, testbed.Take(t, l, "k"))
+	require.ErrorIs(t, errOf(l.Resume(t.Context(), token, core.WaitReplicas(1, 20*time.Millisecond))), core.ErrUnavailable)
+	release(t, resume(t, l, token)) // it is good for another try
 	for _, opt := range []core.AcquireOption{
 		core.WaitReplicas(0, time.Second), core.WaitReplicas(101, time.Second), core.WaitReplicas(1, 0), core.WaitReplicas(1, time.Hour),
 	} {
-		_, err := l.TryAcquire(t.Context(), "k", opt)
-		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorIs(t, errOf(l.TryAcquire(t.Context(), "k", opt)), core.ErrInvalidOption)
 	}
-	other, err := core.New(&oneByOne{env.Client(t)}, core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	defer other.Close()
-	_, err = other.TryAcquire(t.Context(), "k", core.WaitReplicas(1, time.Second))
-	require.ErrorIs(t, err, core.ErrInvalidOption)
+	other := lockerOn(t, &oneByOne{env.Client(t)}, env.Prefix)
+	require.ErrorIs(t, errOf(other.TryAcquire(t.Context(), "k", core.WaitReplicas(1, time.Second))), core.ErrInvalidOption)
 }

@@ -14,32 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/reservation"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
-
-func TestReservation_AReservationThatComesLateIsEnded(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx := t.Context()
-		l, other := newLocker(t, env), newLocker(t, env)
-		for key, want := range map[string]bool{"ran": false, "parked": true} {
-			lease := testbed.Take(t, other, key)
-			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				require.NoError(t, lease.Release(ctx)) // the work may have run before its key is reserved
-				lease = testbed.Take(t, other, key)
-				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { return want }}, false), nil
-			}))
-			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, mustNotRun), core.ErrDeferred)
-			if want {
-				time.Sleep(20 * time.Millisecond)
-				require.Positive(t, reservedFor(t, l, key))
-			} else {
-				redistest.Eventually(t, func() bool { return reservedFor(t, l, key) == 0 }, "it is reserved for nobody")
-			}
-			require.NoError(t, lease.Release(ctx))
-		}
-	})
-}
 
 // The work of a call whose key is still held by whom the call was refused for cannot have run: it is told at the release.
 func TestReservation_ParkedWorkIsToldOfTheRelease(t *testing.T) {
@@ -51,9 +29,7 @@ func TestReservation_ParkedWorkIsToldOfTheRelease(t *testing.T) {
 			key, told := fmt.Sprint("left ", left), make(chan struct{}, 100)
 			lease := testbed.Take(t, other, key)
 			work := &parkedWork{func() bool { told <- struct{}{}; return left }}
-			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, work, false), nil
-			}))
+			guard := l.Guard(deferring(work, func() {}))
 			var calls sync.WaitGroup
 			for range 20 {
 				calls.Go(func() { assert.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: key}, mustNotRun), core.ErrDeferred) })
@@ -78,10 +54,10 @@ type parkedWork struct{ freed func() bool }
 func (w *parkedWork) Left(context.Context, string, bool) (bool, error) { return w.freed(), nil }
 
 // deferring is a policy that stores calls, so to speak.
-func deferring(stored func()) core.ConflictPolicy {
+func deferring(work reservation.Work, stored func()) core.ConflictPolicy {
 	return policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 		stored()
-		return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, nil, false), nil
+		return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, work, false), nil
 	})
 }
 
@@ -89,61 +65,45 @@ func TestReservation_NoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		holder, l := newLocker(t, env), newLocker(t, env)
-		lease, err := holder.TryAcquire(ctx, "k")
-		require.NoError(t, err)
-		guard := l.Guard(deferring(func() { require.Zero(t, reservedFor(t, l, "k"), "once it is stored") }))
+		lease := testbed.Take(t, holder, "k")
+		guard := l.Guard(deferring(nil, func() { require.Zero(t, reservedFor(t, l, "k"), "once it is stored") }))
 		var deferred *core.DeferredError
 		require.ErrorAs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), &deferred)
 		require.Equal(t, "id", deferred.Ticket.ID)
 		waits := waitFor(t, newLocker(t, env), "k")
 		require.NoError(t, lease.Release(ctx))
-		_, err = l.TryAcquire(ctx, "k")
-		require.ErrorIs(t, err, core.ErrConflict)
-		guard = l.Guard(deferring(func() {}))
+		refused(t, l, "k")
+		guard = l.Guard(deferring(nil, func() {}))
 		require.ErrorIs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), core.ErrDeferred, "nor is that one overtaken")
-		first := parked(t, holder, "k")
-		require.NoError(t, first.Release(ctx))
-		require.Empty(t, waits)
-		require.NoError(t, unreserve(t, holder, first))
-		require.NoError(t, (<-waits).Release(ctx))
-		require.NoError(t, guard.Do(ctx, core.Call{Key: "k"}, func(context.Context) error { return nil }))
+		passedBy(t, holder, "k", waits)
+		require.NoError(t, guard.Do(ctx, core.Call{Key: "k"}, nothing))
 	})
 }
 
 func TestReservation_ACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder := newLocker(t, env)
-		lease := testbed.Take(t, holder, "k")
+		lease := testbed.Take(t, newLocker(t, env), "k")
 		l, proxy, _ := throughProxy(t, env, noRetries)
-		guard := l.Guard(deferring(func() { proxy.Refuse(true) }))
+		guard := l.Guard(deferring(nil, func() { proxy.Refuse(true) }))
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
-		require.NoError(t, lease.Release(t.Context()))
+		release(t, lease)
 	})
 }
 
-// lastParked parks a call whose work has run by the time that anybody asks. The reply to what reserves its key is lost.
-type lastParked struct{ lose, asked *atomic.Bool }
-
-func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
-	p.lose.Store(true)
-	return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, &parkedWork{func() bool { p.asked.Store(true); return false }}, false), nil
-}
-
+// The work of the parked call has run by the time that anybody asks.
 func TestReservation_ALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var lose, asked atomic.Bool
-		rdb := env.Client(t)
-		rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		l := hooked(t, env, hooks{script: func(cmd redis.Cmder, next func() error) error {
 			err := next()
 			if err == nil && lose.CompareAndSwap(true, false) {
 				return refuse(cmd, io.ErrUnexpectedEOF)
 			}
 			return err
 		}})
-		l := lockerOn(t, rdb, env.Prefix)
 		other := newLocker(t, env)
 		held := testbed.Take(t, other, "k")
-		guard := l.Guard(lastParked{&lose, &asked})
+		guard := l.Guard(deferring(&parkedWork{func() bool { asked.Store(true); return false }}, func() { lose.Store(true) }))
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		require.False(t, lose.Load(), "a reply was lost")
 		redistest.Eventually(t, func() bool { return reservedFor(t, other, "k") == 0 }, "the key is kept for nobody")

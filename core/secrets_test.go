@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,33 +17,22 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// published keeps every message on the server that test began to listen to.
+// published returns what has all messages on the server since.
 func published(t *testing.T, rdb *redis.Client) func() []string {
 	t.Helper()
 	sub := rdb.PSubscribe(t.Context(), "*")
-	_, err := sub.Receive(t.Context())
-	require.NoError(t, err)
-	var mu sync.Mutex
-	var all []string
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for m := range sub.Channel(redis.WithChannelSize(10_000)) {
-			mu.Lock()
-			all = append(all, m.Channel+" "+m.Payload)
-			mu.Unlock()
-		}
-	}()
-	t.Cleanup(func() {
-		_ = sub.Close()
-		<-done
-	})
+	require.NoError(t, errOf(sub.Receive(t.Context())))
+	t.Cleanup(func() { _ = sub.Close() })
+	heard, all := sub.Channel(redis.WithChannelSize(10_000)), []string(nil)
 	return func() []string {
-		mu.Lock()
-		defer mu.Unlock()
-		return append([]string(nil), all...)
+		for len(heard) > 0 {
+			m := <-heard
+			all = append(all, m.Channel+" "+m.Payload)
+		}
+		return all
 	}
 }
 
@@ -55,7 +43,8 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 		messages := published(t, rdb)
 		var log bytes.Buffer
 		var seen recorder
-		a, b := newLocker(t, env, core.WithObserver(&seen)), newSleeper(t, env)
+		logger := core.SlogObserver(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		a, b := newLocker(t, env, core.WithObserver(both{&seen, logger})), newSleeper(t, env)
 
 		var secrets, shown []string
 		show := func(v any, err error) {
@@ -75,14 +64,13 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 			}
 			require.Greater(t, len(secrets), before)
 		}
-		first, err := a.TryAcquire(ctx, "k", opt, core.LeaseTTL(3*time.Second))
-		require.NoError(t, err)
+		first := testbed.Take(t, a, "k", opt, core.LeaseTTL(3*time.Second))
 		listening(t, a)
 		waiting := waitFor(t, b, "k")
 		note()
 		show(a.Inspect(ctx, "k"))
 		show(b.List(ctx, "", 10))
-		_, err = a.TryAcquire(ctx, "k")
+		_, err := a.TryAcquire(ctx, "k")
 		show(first, err)
 		token := first.Token()
 		_, err = a.Resume(ctx, token+"x")
@@ -97,8 +85,7 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 		second := <-waiting
 		note()
 		show(second, nil)
-		resumed, err := a.Resume(ctx, second.Token())
-		require.NoError(t, err)
+		resumed := resume(t, a, second.Token())
 		show(resumed, nil)
 		show(resumed.Context(), nil)
 		copied := reflect.ValueOf(resumed).Elem()
@@ -115,10 +102,6 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 		shown = append(shown, messages()...)
 		seen.mu.Lock()
 		shown = append(shown, fmt.Sprintf("%+v", seen.events))
-		logger := core.SlogObserver(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
-		for _, e := range seen.events {
-			retell(logger, e)
-		}
 		seen.mu.Unlock()
 		require.Contains(t, log.String(), "lease lost")
 		shown = append(shown, log.String())
@@ -131,23 +114,31 @@ func TestSecrets_AreShownNowhere(t *testing.T) {
 	})
 }
 
-// retell tells an observer of what another was told.
-func retell(o core.Observer, event any) {
-	ctx := context.Background()
-	switch e := event.(type) {
-	case core.Outcome:
-		o.OnOutcome(ctx, e)
-	case core.Waiting:
-		o.OnWaiting(ctx, e)
-	case core.Released:
-		o.OnReleased(ctx, e)
-	case core.Lost:
-		o.OnLost(ctx, e)
-	case core.Unclaimed:
-		o.OnUnclaimed(ctx, e)
-	case core.Renewed:
-		o.OnRenewed(ctx, e)
-	case core.Warning:
-		o.OnWarning(ctx, e)
-	}
+// both tells two observers.
+type both struct{ a, b core.Observer }
+
+func (o both) OnOutcome(ctx context.Context, e core.Outcome) {
+	o.a.OnOutcome(ctx, e)
+	o.b.OnOutcome(ctx, e)
+}
+func (o both) OnWaiting(ctx context.Context, e core.Waiting) {
+	o.a.OnWaiting(ctx, e)
+	o.b.OnWaiting(ctx, e)
+}
+func (o both) OnReleased(ctx context.Context, e core.Released) {
+	o.a.OnReleased(ctx, e)
+	o.b.OnReleased(ctx, e)
+}
+func (o both) OnLost(ctx context.Context, e core.Lost) { o.a.OnLost(ctx, e); o.b.OnLost(ctx, e) }
+func (o both) OnUnclaimed(ctx context.Context, e core.Unclaimed) {
+	o.a.OnUnclaimed(ctx, e)
+	o.b.OnUnclaimed(ctx, e)
+}
+func (o both) OnRenewed(ctx context.Context, e core.Renewed) {
+	o.a.OnRenewed(ctx, e)
+	o.b.OnRenewed(ctx, e)
+}
+func (o both) OnWarning(ctx context.Context, e core.Warning) {
+	o.a.OnWarning(ctx, e)
+	o.b.OnWarning(ctx, e)
 }

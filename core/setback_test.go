@@ -25,62 +25,31 @@ import (
 func TestFence_GrowsWhenTheServersClockIsSetBack(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartClocked(t)
-	const callers, grants = 16, 40
-	type held struct {
-		fence int64
-		done  chan struct{} // closed when it may be released
+	backs := []time.Duration{0, time.Minute, time.Hour, 2 * time.Hour}
+	const callers, each = 16, 10
+	calls, n := alone{t: t}, 0 // guarded by the key
+	work := func(ctx context.Context) error {
+		if grants := callers * each / len(backs); n%grants == 0 {
+			s.SetClock(t, -backs[n/grants]) // while the key is held
+		}
+		n++
+		return calls.work(ctx)
 	}
-	var (
-		lockers []*core.Locker
-		running sync.WaitGroup
-		holds   = make(chan held)
-		last    int64
-	)
+	var lockers []*core.Locker
 	for range 4 {
 		lockers = append(lockers, lockerOn(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "p"))
 	}
-	over, end := context.WithCancel(t.Context())
-	defer end()
+	var running sync.WaitGroup
 	for i := range callers {
 		running.Go(func() {
-			for over.Err() == nil {
-				lease, err := lockers[i%len(lockers)].Acquire(context.Background(), "k")
-				if !assert.NoError(t, err) {
-					return
-				}
-				h := held{lease.Fence(), make(chan struct{})}
-				holds <- h
-				<-h.done
-				assert.NoError(t, lease.Release(context.Background()))
+			for range each {
+				assert.NoError(t, lockers[i%len(lockers)].Do(t.Context(), "k", work))
 			}
 		})
 	}
-	for _, back := range []time.Duration{0, time.Minute, time.Hour, 2 * time.Hour} {
-		for i := range grants {
-			h := <-holds
-			require.Greater(t, h.fence, last, back)
-			last = h.fence
-			if i == 0 {
-				s.SetClock(t, -back) // while the key is held
-			}
-			close(h.done)
-		}
-	}
-	end()
-	go func() {
-		running.Wait()
-		close(holds)
-	}()
-	for h := range holds {
-		require.Greater(t, h.fence, last)
-		last = h.fence
-		close(h.done)
-	}
-	for range 3 {
-		lease := testbed.Take(t, lockers[1], "k")
-		require.Greater(t, lease.Fence(), last)
-		last = lease.Fence()
-		require.NoError(t, lease.Release(t.Context()))
+	running.Wait()
+	for range 3 { // it was free
+		require.NoError(t, lockers[1].Do(t.Context(), "k", calls.work))
 	}
 }
 
@@ -140,8 +109,7 @@ func lateRefusal(t *testing.T, s *redistest.Server, key string, opts []core.Acqu
 	warm(t, l)
 	listening(t, l)
 	s.SetClock(t, 0)
-	holder, err := other.Acquire(ctx, key)
-	require.NoError(t, err)
+	holder := acquired(t, other, key)
 	redistest.Eventually(t, func() bool { return admin.Time(ctx).Val().UnixMicro() > holder.Fence()+600_000 }, "the clock may be set back")
 	call := acquiring(t, l, key, opts...)
 	redistest.Eventually(t, func() bool { return admin.HGet(ctx, record, "queue").Val() != "" && l.InformedCalls() == 1 }, "it waits")
@@ -162,8 +130,7 @@ func lateRefusal(t *testing.T, s *redistest.Server, key string, opts []core.Acqu
 	redistest.Eventually(t, func() bool { return l.Queues() == 0 }, "the reply has come")
 	for range 20 {
 		require.NoError(t, lease.Extend(ctx, 30*time.Second))
-		_, err := third.TryAcquire(ctx, key)
-		require.ErrorIs(t, err, core.ErrConflict)
+		refused(t, third, key)
 	}
 	require.NoError(t, lease.Release(ctx))
 	return played

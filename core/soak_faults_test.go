@@ -260,9 +260,7 @@ func (r *soakRunner) begin(f fault) bool {
 func nextOf(choice uint64) func([]byte) bool {
 	var left atomic.Int64
 	left.Store(int64(choice % 8))
-	return func(request []byte) bool {
-		return bytes.Contains(request, []byte("lock{}")) && left.Add(-1) == -1
-	}
+	return func(request []byte) bool { return bytes.Contains(request, []byte("lock{}")) && left.Add(-1) == -1 }
 }
 
 func (r *soakRunner) end(f fault) {

@@ -62,7 +62,8 @@ func TestRenewal_ANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
 	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		return node.ConfigSet(ctx, "cluster-require-full-coverage", "no").Err() // or all refuse when one is gone
 	}))
-	l := lockerOn(t, rdb, "p", core.WithTTL(ttl))
+	seen := renewed{batches: make(chan core.Renewed, 1000)}
+	l := lockerOn(t, rdb, "p", core.WithTTL(ttl), core.WithObserver(seen))
 	hangs := c.NodeOf(t, core.RecordName("p", "0"))
 	var sick, well []*core.Lease
 	for i := range 60 {
@@ -78,10 +79,19 @@ func TestRenewal_ANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
 	hangs.Pause()
 	defer hangs.Resume()
 	for _, lease := range sick {
-		<-lease.Context().Done()
-		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		endsLost(t, lease)
 	}
-	time.Sleep(2 * ttl) // go-redis's time-outs would have added up
+	for len(seen.batches) > 0 {
+		<-seen.batches
+	}
+	for renewals := 0; renewals < 4*len(well); { // go-redis's time-outs would have added up
+		select {
+		case batch := <-seen.batches:
+			renewals += batch.Leases
+		case <-well[0].Context().Done():
+			require.NoError(t, context.Cause(well[0].Context()))
+		}
+	}
 	for _, lease := range well {
 		require.NoError(t, context.Cause(lease.Context()), lease.Key())
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/mutant"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // shared counts the calls of several callers, by script.
@@ -44,11 +45,9 @@ func TestTogether_EachCallerHasItsOwn(t *testing.T) {
 			key := fmt.Sprint("k", i)
 			switch i % 5 {
 			case 0:
-				_, err := other.TryAcquire(ctx, key) // thin
-				require.NoError(t, err)
+				_ = testbed.Take(t, other, key) // thin
 			case 1:
-				_, err := other.TryAcquire(ctx, key)
-				require.NoError(t, err)
+				_ = testbed.Take(t, other, key)
 				inflate(t, rdb, core.RecordName(env.Prefix, key))
 			case 2:
 				require.NoError(t, rdb.RPush(ctx, core.RecordName(env.Prefix, key), "x").Err())

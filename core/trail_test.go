@@ -41,8 +41,7 @@ func TestTrail_NamesTheLeasesThatACallWouldWaitFor(t *testing.T) {
 			})
 		}))
 		require.False(t, on("order", trail), "it is free")
-		lease, err := b.Acquire(t.Context(), "order")
-		require.NoError(t, err)
+		lease := acquired(t, b, "order")
 		require.False(t, on("order", trail), "another has it now")
 		require.NoError(t, lease.Release(t.Context()))
 

@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"context"
-	"errors"
 	"regexp"
 	"strings"
 	"sync"
@@ -20,6 +19,21 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
+
+// detach gives a lease away, by its token.
+func detach(t testing.TB, lease *core.Lease) string {
+	t.Helper()
+	token, err := lease.Detach(t.Context())
+	require.NoError(t, err)
+	return token
+}
+
+func resume(t testing.TB, l *core.Locker, token string, opts ...core.AcquireOption) *core.Lease {
+	t.Helper()
+	lease, err := l.Resume(t.Context(), token, opts...)
+	require.NoError(t, err)
+	return lease
+}
 
 // eachMode runs test with a lease of every mode, taken by a locker on env.
 func eachMode(t *testing.T, test func(t *testing.T, env *redistest.Env, opt core.AcquireOption)) {
@@ -41,8 +55,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 		var seen recorder
 		from, to := newLocker(t, env), newLocker(t, env, core.WithObserver(&seen))
 		lease := testbed.Take(t, from, "k", opt, core.LeaseTTL(9*time.Second))
-		token, err := lease.Detach(ctx)
-		require.NoError(t, err)
+		token := detach(t, lease)
 		require.Regexp(t, `^pk1\.[A-Za-z0-9_-]+$`, token)
 		require.ErrorIs(t, lease.Context().Err(), context.Canceled)
 		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrDetached)
@@ -51,19 +64,16 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 		require.NoError(t, lease.Release(ctx), "twice")
 		require.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrDetached)
 		require.Empty(t, lease.Token())
-		_, err = lease.Detach(ctx)
-		require.ErrorIs(t, err, core.ErrDetached)
+		require.ErrorIs(t, errOf(lease.Detach(ctx)), core.ErrDetached)
 		require.NoError(t, from.Shutdown(ctx), "nothing is left to wait for")
 
-		resumed, err := to.Resume(ctx, token)
-		require.NoError(t, err)
+		resumed := resume(t, to, token)
 		require.Equal(t, "k", resumed.Key())
 		require.Equal(t, lease.Fence(), resumed.Fence())
 		require.Equal(t, token, resumed.Token())
 		seen.awaitRenewal(t)
 		require.NoError(t, resumed.Context().Err())
-		_, err = to.TryAcquire(ctx, "k")
-		require.ErrorIs(t, err, core.ErrConflict)
+		require.ErrorIs(t, errOf(to.TryAcquire(ctx, "k")), core.ErrConflict)
 		require.NoError(t, to.Do(resumed.Context(), "k", func(ctx context.Context) error {
 			inner, _ := core.LeaseFrom(ctx)
 			require.Equal(t, resumed.Fence(), inner.Fence())
@@ -72,8 +82,7 @@ func TestTransfer_ADetachedLeaseIsResumedElsewhere(t *testing.T) {
 		require.NoError(t, resumed.Extend(ctx, time.Minute))
 		require.NoError(t, resumed.Release(ctx))
 		require.Empty(t, resumed.Token())
-		_, err = to.Resume(ctx, token)
-		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.ErrorIs(t, errOf(to.Resume(ctx, token)), core.ErrLeaseLost)
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
 	})
 }
@@ -85,17 +94,14 @@ func TestTransfer_ADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
 		for _, extend := range []time.Duration{time.Second, time.Minute} {
 			lease := testbed.Take(t, l, "k", core.MaxHold(20*time.Second))
 			require.NoError(t, lease.Extend(t.Context(), extend))
-			token, err := lease.Detach(t.Context())
-			require.NoError(t, err)
+			token := detach(t, lease)
 			left := max(10*time.Second, extend)
 			require.InDelta(t, left, m.TTL(record), float64(time.Second))
 			time.Sleep(left - 2*time.Second)
-			_, err = l.TryAcquire(t.Context(), "k")
-			require.ErrorIs(t, err, core.ErrConflict)
+			refused(t, l, "k")
 			time.Sleep(3 * time.Second)
 			next := testbed.Take(t, l, "k")
-			_, err = l.Resume(t.Context(), token)
-			require.ErrorIs(t, err, core.ErrLeaseLost)
+			require.ErrorIs(t, errOf(l.Resume(t.Context(), token)), core.ErrLeaseLost)
 			require.NoError(t, next.Context().Err())
 			require.NoError(t, next.Release(t.Context()))
 		}
@@ -109,10 +115,8 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 		var seen [2]recorder
 		from, to := newLocker(t, env, core.WithObserver(&seen[0])), newLocker(t, env, core.WithObserver(&seen[1]))
 		hold := func() (taken, resumed *core.Lease) {
-			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(9*time.Second))
-			require.NoError(t, err)
-			resumed, err = to.Resume(ctx, taken.Token())
-			require.NoError(t, err)
+			taken = testbed.Take(t, from, "k", opt, core.LeaseTTL(9*time.Second))
+			resumed = resume(t, to, taken.Token())
 			require.Equal(t, taken.Fence(), resumed.Fence())
 			return taken, resumed
 		}
@@ -124,19 +128,16 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 		require.NoError(t, resumed.Context().Err())
 		listening(t, from)
 		require.NoError(t, resumed.Release(ctx))
-		<-taken.Context().Done()
-		require.ErrorIs(t, context.Cause(taken.Context()), core.ErrLeaseLost)
+		endsLost(t, taken)
 		require.ErrorIs(t, taken.Release(ctx), core.ErrLeaseLost)
 
 		taken, resumed = hold()
 		require.NoError(t, taken.Release(ctx))
-		<-resumed.Context().Done()
-		require.ErrorIs(t, context.Cause(resumed.Context()), core.ErrLeaseLost)
+		endsLost(t, resumed)
 		require.ErrorIs(t, resumed.Release(ctx), core.ErrLeaseLost)
 
 		taken, resumed = hold()
-		_, err := resumed.Detach(ctx)
-		require.NoError(t, err)
+		_ = detach(t, resumed)
 		require.NoError(t, taken.Extend(ctx, time.Minute), "who is done earlier detaches")
 		require.NoError(t, taken.Release(ctx))
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
@@ -146,10 +147,8 @@ func TestTransfer_BothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 func TestTransfer_ALeaseResumedInItsOwnProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
-		taken, err := l.Acquire(ctx, "k")
-		require.NoError(t, err)
-		resumed, err := l.Resume(ctx, taken.Token())
-		require.NoError(t, err)
+		taken := acquired(t, l, "k")
+		resumed := resume(t, l, taken.Token())
 		require.NoError(t, resumed.Release(ctx))
 		require.ErrorIs(t, context.Cause(taken.Context()), core.ErrLeaseLost, "told before the release returns")
 		require.ErrorIs(t, taken.Release(ctx), core.ErrLeaseLost)
@@ -162,13 +161,11 @@ func TestTransfer_AGrantWhoseTokenLeftIsNotHandedOver(t *testing.T) {
 		ctx := t.Context()
 		for range 20 {
 			l, other := newLocker(t, env), newLocker(t, env)
-			first, err := l.Acquire(ctx, "k")
-			require.NoError(t, err)
+			first := acquired(t, l, "k")
 			next := acquiring(t, l, "k")
 			token := first.Token()
 			time.Sleep(time.Millisecond)
-			resumed, err := other.Resume(ctx, token)
-			require.NoError(t, err)
+			resumed := resume(t, other, token)
 			require.NoError(t, first.Release(ctx))
 			second := granted(t, next)
 			require.Greater(t, second.Fence(), first.Fence()+1)
@@ -177,43 +174,6 @@ func TestTransfer_AGrantWhoseTokenLeftIsNotHandedOver(t *testing.T) {
 			require.NoError(t, second.Extend(ctx, time.Minute), "and stays so")
 			require.NoError(t, second.Release(ctx))
 		}
-	})
-}
-
-func TestDetach_GivesWaitersOfItsProcessTheirTurnAfterTheResumedLease(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx := t.Context()
-		from, to := newSleeper(t, env), newLocker(t, env)
-		warmUp, err := from.Acquire(ctx, "k")
-		require.NoError(t, err)
-		listening(t, from)
-		leases := merged([]<-chan got{acquiring(t, from, "k"), acquiring(t, from, "k")})
-		require.NoError(t, warmUp.Release(ctx))
-		token, err := granted(t, leases).Detach(ctx)
-		require.NoError(t, err)
-		resumed, err := to.Resume(ctx, token)
-		require.NoError(t, err)
-		require.NoError(t, resumed.Release(ctx))
-		last := granted(t, leases)
-		require.Greater(t, last.Fence(), resumed.Fence())
-		require.NoError(t, last.Release(ctx))
-	})
-}
-
-func TestForceRelease_OfATransferredLease(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		ctx := t.Context()
-		from, to := newLocker(t, env), newLocker(t, env)
-		lease := testbed.Take(t, from, "k", core.LeaseTTL(2*time.Second))
-		token, err := lease.Detach(ctx)
-		require.NoError(t, err)
-		resumed, err := to.Resume(ctx, token)
-		require.NoError(t, err)
-		require.True(t, force(t, from, "k", resumed.Fence()))
-		<-resumed.Context().Done() // at its next renewal
-		require.ErrorIs(t, context.Cause(resumed.Context()), core.ErrLeaseLost)
-		_, err = to.Resume(ctx, token)
-		require.ErrorIs(t, err, core.ErrLeaseLost)
 	})
 }
 
@@ -231,8 +191,7 @@ func TestTransfer_TheReentrantHandleOfADetachedLease(t *testing.T) {
 				return err
 			})
 		}))
-		lease, err := l.Resume(ctx, token)
-		require.NoError(t, err)
+		lease := resume(t, l, token)
 		require.NoError(t, lease.Release(ctx))
 	})
 }
@@ -240,23 +199,13 @@ func TestTransfer_TheReentrantHandleOfADetachedLease(t *testing.T) {
 func TestTransfer_ALeaseCanBeDetachedWhileItsLockerShutsDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
-		lease, err := l.TryAcquire(ctx, "k")
-		require.NoError(t, err)
-		done := make(chan error)
-		go func() { done <- l.Shutdown(ctx) }()
-		redistest.Eventually(t, func() bool {
-			again, err := l.Resume(ctx, lease.Token())
-			if err == nil {
-				_, err = again.Detach(ctx)
-			}
-			return errors.Is(err, core.ErrClosed)
-		}, "it shuts down")
-		token, err := lease.Detach(ctx)
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
+		done := shutDown(t, l)
+		require.ErrorIs(t, errOf(l.Resume(ctx, lease.Token())), core.ErrClosed)
+		token := detach(t, lease)
 		require.NoError(t, <-done)
 		next := newLocker(t, env)
-		lease, err = next.Resume(ctx, token)
-		require.NoError(t, err)
+		lease = resume(t, next, token)
 		require.NoError(t, lease.Release(ctx))
 	})
 }
@@ -264,14 +213,12 @@ func TestTransfer_ALeaseCanBeDetachedWhileItsLockerShutsDown(t *testing.T) {
 func TestTransfer_ALostLeaseCannotBeDetached(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, l := t.Context(), newLocker(t, env)
-		lease, err := l.TryAcquire(ctx, "k")
-		require.NoError(t, err)
+		lease := testbed.Take(t, l, "k")
 		token := lease.Token()
 		require.NoError(t, env.Client(t).Del(ctx, core.RecordName(env.Prefix, "k")).Err())
-		_, err = l.Resume(ctx, token)
+		_, err := l.Resume(ctx, token)
 		require.ErrorIs(t, err, core.ErrLeaseLost)
-		_, err = lease.Detach(ctx)
-		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.ErrorIs(t, errOf(lease.Detach(ctx)), core.ErrLeaseLost)
 		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
 		require.Empty(t, lease.Token())
 	})
@@ -284,14 +231,11 @@ func TestResume_TakesOptionsThatComeInTime(t *testing.T) {
 		var seen recorder
 		from, to := newLocker(t, env), newLocker(t, env, core.WithObserver(&seen))
 		lease := testbed.Take(t, from, "k", core.Counted(2))
-		token, err := lease.Detach(ctx)
-		require.NoError(t, err)
+		token := detach(t, lease)
 		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), reservations.Reserved(time.Minute), core.LeaseTTL(0), nil} {
-			_, err = to.Resume(ctx, token, opt)
-			require.ErrorIs(t, err, core.ErrInvalidOption)
+			require.ErrorIs(t, errOf(to.Resume(ctx, token, opt)), core.ErrInvalidOption)
 		}
-		resumed, err := to.Resume(ctx, token, core.Counted(2), core.MaxHold(300*time.Millisecond), core.LeaseTTL(200*time.Millisecond), core.Named("job", "7"))
-		require.NoError(t, err)
+		resumed := resume(t, to, token, core.Counted(2), core.MaxHold(300*time.Millisecond), core.LeaseTTL(200*time.Millisecond), core.Named("job", "7"))
 		acquired := seen.lastOutcome()
 		require.Equal(t, core.OutcomeAcquired, acquired.Kind)
 		require.Equal(t, "job", acquired.Name)
@@ -308,67 +252,53 @@ func TestTransfer_ADowngradedLeaseIsTransferredAsShared(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
-		lease, err := from.Acquire(ctx, "k")
-		for err == nil { // until one was handed over, whose fence is not its grant's first
+		lease := acquired(t, from, "k")
+		for before := int64(0); lease.Fence() != before+1; { // until one was handed over, whose fence is not its grant's first
 			next := acquiring(t, from, "k")
 			time.Sleep(2 * time.Millisecond)
-			before := lease.Fence()
-			err = lease.Release(ctx)
-			if lease = granted(t, next); lease.Fence() == before+1 {
-				break
-			}
+			before = lease.Fence()
+			release(t, lease)
+			lease = granted(t, next)
 		}
-		require.NoError(t, err)
 		early := lease.Token()
 		require.NoError(t, lease.Downgrade(ctx))
-		_, err = to.Resume(ctx, early)
-		require.ErrorIs(t, err, core.ErrLeaseLost)
-		token, err := lease.Detach(ctx)
-		require.NoError(t, err)
-		resumed, err := to.Resume(ctx, token)
-		require.NoError(t, err)
+		require.ErrorIs(t, errOf(to.Resume(ctx, early)), core.ErrLeaseLost)
+		token := detach(t, lease)
+		resumed := resume(t, to, token)
 		require.Equal(t, lease.Fence(), resumed.Fence())
 		var other *core.Lease
 		redistest.Eventually(t, func() bool {
+			var err error
 			other, err = from.TryAcquire(ctx, "k", core.Shared())
 			return err == nil
 		}, "shared, when the question of the call that was passed the key has left the queue")
 		require.NoError(t, resumed.Extend(ctx, time.Minute), "it is held all the while")
-		require.NoError(t, other.Release(ctx))
-		require.NoError(t, resumed.Release(ctx))
+		release(t, other, resumed)
 	})
 }
 
 func TestResume_WithoutRedisOrCaller(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	lease, err := newLocker(t, env).TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	token := lease.Token()
+	token := testbed.Take(t, newLocker(t, env), "k").Token()
 	l := newLocker(t, env)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = l.Resume(gone, token)
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, errOf(l.Resume(gone, token)), context.Canceled)
 	down := lockerOn(t, redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: noRetries, DialerRetries: 1}), env.Prefix)
-	_, err = down.Resume(t.Context(), token)
+	err := errOf(down.Resume(t.Context(), token))
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	require.NotErrorIs(t, err, core.ErrLeaseLost)
-	other, err := core.New(env.Client(t), core.WithPrefix(env.Prefix+"x"))
-	require.NoError(t, err)
-	defer other.Close()
-	_, err = other.Resume(t.Context(), token)
-	require.ErrorIs(t, err, core.ErrInvalidToken)
+	other := lockerOn(t, env.Client(t), env.Prefix+"x")
+	require.ErrorIs(t, errOf(other.Resume(t.Context(), token)), core.ErrInvalidToken)
 	require.NoError(t, l.Close())
-	_, err = l.Resume(t.Context(), token)
-	require.ErrorIs(t, err, core.ErrClosed)
+	require.ErrorIs(t, errOf(l.Resume(t.Context(), token)), core.ErrClosed)
 }
 
 func TestTransfer_JunkIsNoToken(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Embedded(t))
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, l, "k")
 	token := lease.Token()
 	junk := []string{
 		"", "pk1.", "pk1", "pk2." + token[4:], token + "=", token + "A", token + "\n", " " + token, token[:len(token)-1], token[4:],
@@ -397,8 +327,7 @@ func TestTransfer_TheLongestTokenFits(t *testing.T) {
 	key := strings.Repeat("\xff", core.MaxKeyLen)
 	lease := testbed.Take(t, l, key, core.Counted(core.MaxCount), core.LeaseTTL(core.MaxTTL))
 	require.LessOrEqual(t, len(lease.Token()), 1024)
-	resumed, err := l.Resume(t.Context(), lease.Token())
-	require.NoError(t, err)
+	resumed := resume(t, l, lease.Token())
 	require.Equal(t, key, resumed.Key())
 	require.NoError(t, resumed.Release(t.Context()))
 }
@@ -416,18 +345,20 @@ func FuzzToken(f *testing.F) {
 		f.Add(token)
 		f.Add(token[:len(token)-3])
 	}
-	for _, bad := range []core.TokenFields{
-		{Prefix: "p", Key: "k", Owner: "1:h/1/a. @~+", First: 1, TTL: time.Second},
-		{Prefix: "p{", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "k", Owner: "01:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "k", Owner: "1:h 1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 0, TTL: time.Second},
-		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, Used: 65536, TTL: time.Second},
-		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Millisecond},
-		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: 25 * time.Hour},
-		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: -1, TTL: time.Second},
+	for _, spoil := range []func(*core.TokenFields){
+		func(f *core.TokenFields) { f.Owner = "1:h/1/a. @~+" },
+		func(f *core.TokenFields) { f.Owner = "0" + f.Owner },
+		func(f *core.TokenFields) { f.Owner = "1:h 1/a.0123456789abcdef01234567" },
+		func(f *core.TokenFields) { f.Prefix = "p{" },
+		func(f *core.TokenFields) { f.Key = "" },
+		func(f *core.TokenFields) { f.First = 0 },
+		func(f *core.TokenFields) { f.First = -1 },
+		func(f *core.TokenFields) { f.Used = 65536 },
+		func(f *core.TokenFields) { f.TTL = time.Millisecond },
+		func(f *core.TokenFields) { f.TTL = 25 * time.Hour },
 	} {
+		bad := core.TokenFields{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second}
+		spoil(&bad)
 		token := core.NewToken(bad)
 		if core.ParseToken(token) == nil {
 			f.Fatalf("%+v is accepted", bad)
@@ -461,15 +392,12 @@ func TestDetach_ThatFailedLeavesTheLeaseAsItWas(t *testing.T) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
 		first := testbed.Take(t, l, "k")
-		_, err = first.Detach(t.Context())
-		require.ErrorIs(t, err, refused)
+		require.ErrorIs(t, errOf(first.Detach(t.Context())), refused)
 		require.NoError(t, first.Context().Err())
 		var callers sync.WaitGroup
 		run := make(chan struct{})
 		for range 10 {
-			callers.Go(func() {
-				assert.NoError(t, l.Do(t.Context(), "k", func(context.Context) error { <-run; return nil }))
-			})
+			callers.Go(func() { assert.NoError(t, l.Do(t.Context(), "k", func(context.Context) error { <-run; return nil })) })
 		}
 		synctest.Wait()
 		assert.NoError(t, first.Release(t.Context()))

@@ -3,7 +3,6 @@ package core_test
 import (
 	"context"
 	"encoding"
-	"errors"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -22,30 +21,22 @@ const record = "perkey:lock{}:k"
 
 func TestLease_DoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-		l, err := core.New(rdb, core.WithRenewalClient(rdb))
-		require.NoError(t, err)
+		l := lockerOn(t, rdb, "perkey", core.WithRenewalClient(rdb))
 		ctx, cancel := context.WithCancel(t.Context())
-		err = l.Do(ctx, "k", func(context.Context) error {
+		err := l.Do(ctx, "k", func(context.Context) error {
 			cancel()
 			m.Del(record)
 			time.Sleep(10 * time.Second) // a renewal finds it gone
 			return nil
 		})
 		require.ErrorIs(t, err, core.ErrLeaseLost)
-		require.NoError(t, l.Close())
 	})
 }
 
 func TestLease_ALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-		holder, err := core.New(rdb, core.WithRenewalClient(rdb))
-		require.NoError(t, err)
-		_, err = holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-
-		client := redis.NewClient(rdb.Options())
-		var first []any
-		client.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		rdb, first := nodes[0].client(t), []any(nil)
+		rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
 			if first == nil {
 				first = redistest.Args(cmd)
 				for i, arg := range first {
@@ -57,130 +48,13 @@ func TestLease_ALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 			}
 			return next()
 		}})
-		waiting, err := core.New(client)
-		require.NoError(t, err)
-		granted := make(chan *core.Lease)
-		go func() {
-			lease, err := waiting.Acquire(t.Context(), "k", core.FixedLease(3*time.Second))
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- lease
-		}()
+		testbed.Take(t, lockerOn(t, nodes[0].client(t), "perkey"), "k")
+		next := acquiring(t, lockerOn(t, rdb, "perkey"), "k", core.FixedLease(3*time.Second))
 		time.Sleep(100 * time.Millisecond)
-		m.Del(record)
+		nodes[0].Del(record)
 		require.NoError(t, rdb.Do(t.Context(), first...).Err()) // what go-redis sent before it sent again
-		lease := <-granted
-		<-lease.Context().Done()
-		require.Positive(t, m.TTL(record), "its ctx ends before Redis gives the key away")
-		_ = client.Close()
-		require.NoError(t, waiting.Close())
-		require.NoError(t, holder.Close())
-	})
-}
-
-func TestLease_AReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
-	t.Parallel()
-	env := redistest.Embedded(t)
-	rdb := env.Client(t)
-	var loading atomic.Bool
-	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
-		if loading.CompareAndSwap(true, false) {
-			return refuse(cmd, redisError("LOADING Redis is loading the dataset in memory"))
-		}
-		return next()
-	}})
-	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "k")).Err())
-	_, err = newLocker(t, env).TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	loading.Store(true)
-	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
-}
-
-func TestShutdown_EndsWithItsCtxWhenRedisHangs(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	l := newLocker(t, &redistest.Env{Addr: server.Addr, Prefix: "p"})
-	warm(t, l)
-	server.Pause()
-	defer server.Resume()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() {
-		_, err := l.Acquire(ctx, "k")
-		done <- err
-	}()
-	time.Sleep(20 * time.Millisecond)
-	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
-	require.ErrorIs(t, l.Shutdown(ctx), context.Canceled) // Redis does not answer before Resume
-}
-
-func TestLease_RenewalsThatHangOrFailAreSentAgain(t *testing.T) {
-	for name, trouble := range map[string]func(next func() error) error{
-		"a dead connection": func(next func() error) error {
-			time.Sleep(3 * time.Second) // go-redis's read time-out, then the command again
-			return next()
-		},
-		"an error": func(func() error) error { return errors.New("broken pipe") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
-				var n atomic.Int64
-				rdb.AddHook(hooks{pipeline: func(next func() error) error {
-					if n.Add(1)%3 == 1 {
-						return trouble(next)
-					}
-					return next()
-				}})
-				l, err := core.New(rdb, core.WithRenewalClient(rdb))
-				require.NoError(t, err)
-				lease := testbed.Take(t, l, "k")
-				time.Sleep(2 * time.Minute)
-				require.NoError(t, lease.Context().Err())
-				require.NoError(t, lease.Release(t.Context()))
-				time.Sleep(3 * time.Second) // Close does not wait so long for a renewal that hangs
-				require.NoError(t, l.Close())
-			})
-		})
-	}
-}
-
-func TestLease_TrustCountsFromTheSendNotFromTheReply(t *testing.T) {
-	const late = time.Second
-	t.Run("acquire", func(t *testing.T) {
-		inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-			rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
-				defer time.Sleep(late)
-				return next()
-			}})
-			l, err := core.New(rdb, core.WithRenewalClient(rdb))
-			require.NoError(t, err)
-			lease := testbed.Take(t, l, "k", core.FixedLease(3*time.Second))
-			<-lease.Context().Done()
-			require.Positive(t, m.TTL(record))
-			require.NoError(t, l.Close())
-		})
-	})
-	t.Run("renew", func(t *testing.T) {
-		inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
-			rdb.AddHook(hooks{pipeline: func(next func() error) error {
-				err := next()
-				time.Sleep(late)
-				cut()
-				return err
-			}})
-			l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
-			require.NoError(t, err)
-			lease := testbed.Take(t, l, "k")
-			require.NoError(t, lease.Extend(t.Context(), core.MinTTL)) // loads the script
-			<-lease.Context().Done()
-			require.Positive(t, m.TTL(record))
-			require.NoError(t, l.Close())
-		})
+		<-granted(t, next).Context().Done()
+		require.Positive(t, nodes[0].TTL(record), "its ctx ends before Redis gives the key away")
 	})
 }
 
@@ -191,35 +65,31 @@ func TestLease_NothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
 			renewals.Add(1)
 			return next()
 		}})
-		l, err := core.New(rdb, core.WithRenewalClient(rdb))
-		require.NoError(t, err)
+		l := lockerOn(t, rdb, "perkey", core.WithRenewalClient(rdb))
 		lease := testbed.Take(t, l, "k")
 		require.NoError(t, lease.Extend(t.Context(), core.MinTTL)) // loads the script
 		require.NoError(t, lease.Release(t.Context()))
 		time.Sleep(time.Minute)
 		require.Zero(t, renewals.Load())
 
-		lease, err = l.TryAcquire(t.Context(), "k", core.FixedLease(time.Minute))
-		require.NoError(t, err)
+		lease = testbed.Take(t, l, "k", core.FixedLease(time.Minute))
 		time.Sleep(2 * time.Minute)
 		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
 		require.EqualValues(t, 1, renewals.Load(), "the one that confirms it")
-		require.NoError(t, l.Close())
 	})
 }
 
 func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	rdb := env.Client(t)
 	var outer, inner *core.Lease
 	var err error
 	alive := 0
-	rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
+	l := hooked(t, env, hooks{script: func(_ redis.Cmder, next func() error) error {
 		if inner != nil {
-			for _, ctx := range []context.Context{outer.Context(), inner.Context()} {
+			for _, lease := range []*core.Lease{outer, inner} {
 				select {
-				case <-ctx.Done():
+				case <-lease.Context().Done():
 				default:
 					alive++
 				}
@@ -227,12 +97,10 @@ func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 		}
 		return next()
 	}})
-	l := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
 	type name struct{}
 	for range 100 {
 		inner = nil
-		outer, err = l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		outer = testbed.Take(t, l, "k")
 		loose := context.WithValue(context.WithoutCancel(outer.Context()), name{}, "value")
 		inner, err = l.TryAcquire(loose, "k")
 		require.NoError(t, err)
@@ -243,8 +111,7 @@ func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 	require.Zero(t, alive)
 
 	inner = nil
-	outer, err = l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	outer = testbed.Take(t, l, "k")
 	ctx, cancel := context.WithCancel(outer.Context())
 	again, err := l.TryAcquire(ctx, "k")
 	require.NoError(t, err)
@@ -252,37 +119,6 @@ func TestLease_EveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 	require.ErrorIs(t, again.Context().Err(), context.Canceled, "the end of the caller's ctx, at once")
 	require.NoError(t, outer.Context().Err())
 	require.NoError(t, outer.Release(t.Context()))
-}
-
-func TestRelease_WorksWithoutChannelRights(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
-	require.NoError(t, env.Client(t).Do(t.Context(), "ACL", "SETUSER", "svc", "on", ">pw", "~p:*", "+@all", "resetchannels").Err())
-	var scripts atomic.Int64
-	locker := func() *core.Locker {
-		rdb := redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "svc", Password: "pw"})
-		first := scripts.Load() == 0
-		rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
-			if first {
-				scripts.Add(1)
-			}
-			return next()
-		}})
-		return lockerOn(t, rdb, "p", core.WithRenewalClient(rdb))
-	}
-	holder := locker()
-	warm(t, holder)
-	waiting := locker()
-	lease, err := holder.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = waiting.Acquire(ctx, "k") // names itself in the record
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	scripts.Store(0)
-	require.NoError(t, lease.Release(t.Context()))
-	require.EqualValues(t, 1, scripts.Load())
 }
 
 func TestLease_AGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
@@ -298,20 +134,13 @@ func TestLease_AGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 			return err
 		}})
 		l := lockerOn(t, rdb, "p", core.WithRenewalClient(rdb))
-		for range 50 {
+		for range 10 {
 			ctx, cancel := context.WithCancel(t.Context())
 			leave.Store(&cancel)
-			_, err := l.Acquire(ctx, "k")
-			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, errOf(l.Acquire(ctx, "k")), context.Canceled)
 			requireNothingLeft(t, nodes[0].client(t), "p")
 		}
 	})
-}
-
-func TestLease_AGrantThatIsOverWhenItIsLookedAtIsNoPanic(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	require.False(t, core.RenewalTime(now, -time.Minute).After(now))
 }
 
 func TestRenewalTime_FewBatchesAndNoneTooLate(t *testing.T) {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -32,30 +30,19 @@ func newSleeper(t testing.TB, env *redistest.Env) *core.Locker {
 
 func TestWait_TheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder := newSleeper(t, env)
-		lease, err := holder.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
+		lockers := []*core.Locker{newSleeper(t, env), newSleeper(t, env), newSleeper(t, env)}
+		lease := testbed.Take(t, lockers[0], "k")
+		calls := alone{t: t}
 		var wg sync.WaitGroup
-		var ran []int // guarded by the key
-		lockers := []*core.Locker{holder, newSleeper(t, env), newSleeper(t, env)}
-		for i, l := range lockers {
-			guard := l.Guard(untilWoken)
+		for _, l := range lockers {
 			for range 5 {
-				wg.Go(func() {
-					err := guard.Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error {
-						ran = append(ran, i)
-						return nil
-					})
-					if err != nil {
-						t.Error(err)
-					}
-				})
+				wg.Go(func() { assert.NoError(t, l.Guard(untilWoken).Do(t.Context(), core.Call{Key: "k"}, calls.work)) })
 			}
 		}
 		listening(t, lockers...)
-		require.NoError(t, lease.Release(t.Context()))
+		release(t, lease)
 		wg.Wait()
-		require.Len(t, ran, 15)
+		require.EqualValues(t, 15, calls.ran.Load())
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
 	})
 }
@@ -80,50 +67,6 @@ func TestWait_ALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 	})
 }
 
-func TestAcquire_EndsWithItsCtx(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l := newLocker(t, env)
-		lease, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-		defer cancel()
-		_, err = newLocker(t, env).Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.NotErrorIs(t, err, core.ErrConflict)
-		require.NotErrorIs(t, err, core.ErrUnavailable)
-		require.NoError(t, lease.Release(t.Context()))
-	})
-}
-
-func TestNotifyRelease_TellsOfTheKeyOnce(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder, other := newLocker(t, env), newLocker(t, env)
-		freed := make(chan string, 10)
-		lease, err := other.TryAcquire(t.Context(), "free", core.NotifyRelease(freed))
-		require.NoError(t, err)
-		require.NoError(t, lease.Release(t.Context()))
-
-		for _, l := range []*core.Locker{holder, other} { // its own process, then another
-			lease, err = holder.TryAcquire(t.Context(), "k")
-			require.NoError(t, err)
-			for range 2 {
-				_, err = l.TryAcquire(t.Context(), "k", core.NotifyRelease(freed))
-				require.ErrorIs(t, err, core.ErrConflict)
-			}
-			if l == other {
-				listening(t, l)
-				_, err = l.TryAcquire(t.Context(), "k", core.NotifyRelease(freed))
-				require.ErrorIs(t, err, core.ErrConflict)
-				for len(freed) > 0 { // a new subscription makes everybody look
-					<-freed
-				}
-			}
-			require.NoError(t, lease.Release(t.Context()))
-			require.Equal(t, "k", <-freed)
-		}
-	})
-}
-
 // Also after a wait that was of no use, and for keys that another process holds.
 func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -137,9 +80,7 @@ func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 				lease := testbed.Take(t, holder, "k")
 				var calls sync.WaitGroup
 				for range 5 {
-					calls.Go(func() {
-						assert.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, run), core.ErrConflict)
-					})
+					calls.Go(func() { assert.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, run), core.ErrConflict) })
 				}
 				calls.Wait()
 				listening(t, l)
@@ -163,13 +104,8 @@ func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 func TestWait_WaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
-		var scripts atomic.Int64
 		rdb := nodes[0].client(t)
-		count := func(next func() error) error {
-			scripts.Add(1)
-			return next()
-		}
-		rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error { return count(next) }, pipeline: count})
+		scripts := countSends(rdb)
 		l := lockerOn(t, rdb, "p", core.WithRenewalClient(rdb))
 		l.NeverPoll()
 		warm(t, l) // loads the scripts
@@ -177,9 +113,7 @@ func TestWait_WaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 		const calls = 50
 		var wg sync.WaitGroup
 		for range calls {
-			wg.Go(func() {
-				assert.NoError(t, l.Guard(untilWoken).Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil }))
-			})
+			wg.Go(func() { assert.NoError(t, l.Guard(untilWoken).Do(t.Context(), core.Call{Key: "k"}, nothing)) })
 		}
 		listening(t, l)
 		synctest.Wait() // all wait
@@ -194,46 +128,48 @@ func TestWait_WaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 func TestClose_SendsWaitersAwayAndTellsHolders(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
-		lease, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease := acquired(t, l, "k")
 		done := untilItWaits(t, l.Guard(untilWoken))
 		require.NoError(t, l.Close())
 		require.NoError(t, l.Close(), "twice")
 		require.ErrorIs(t, <-done, core.ErrClosed)
 		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrClosed)
 		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
-		_, err = l.TryAcquire(t.Context(), "other")
-		require.ErrorIs(t, err, core.ErrClosed)
+		require.ErrorIs(t, errOf(l.TryAcquire(t.Context(), "other")), core.ErrClosed)
 
-		_, err = newLocker(t, env).TryAcquire(t.Context(), "k")
-		require.ErrorIs(t, err, core.ErrConflict, "its holder may still be at work")
+		refused(t, newLocker(t, env), "k") // its holder may still be at work
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix), "released nevertheless")
 	})
 }
 
+// shutDown begins a Shutdown, and returns when new calls are refused.
+func shutDown(t *testing.T, l *core.Locker) <-chan error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- l.Shutdown(t.Context()) }()
+	redistest.Eventually(t, func() bool {
+		other, err := l.TryAcquire(t.Context(), "other")
+		if err == nil {
+			_ = other.Release(t.Context())
+		}
+		return errors.Is(err, core.ErrClosed)
+	}, "new calls are refused")
+	return done
+}
+
 func TestShutdown_WaitsForHolders(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
-		lease, err := l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
-		done := make(chan error)
-		go func() { done <- l.Shutdown(t.Context()) }()
-		redistest.Eventually(t, func() bool {
-			other, err := l.TryAcquire(t.Context(), "other")
-			if err == nil {
-				_ = other.Release(t.Context())
-			}
-			return errors.Is(err, core.ErrClosed)
-		}, "new calls are refused")
+		lease := acquired(t, l, "k")
+		done := shutDown(t, l)
 		require.NoError(t, lease.Context().Err(), "work goes on")
-		require.NoError(t, lease.Release(t.Context()))
+		release(t, lease)
 		require.NoError(t, <-done)
 		require.NoError(t, l.Shutdown(t.Context()), "twice")
 
 		l = newLocker(t, env)
-		lease, err = l.Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		lease = acquired(t, l, "k")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, l.Shutdown(ctx), context.Canceled)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // watch keeps the warnings that a Locker gives.
@@ -29,9 +30,8 @@ func (w watch) OnWarning(_ context.Context, warning core.Warning) { w.warnings <
 
 func TestWarning_AServerThatMayEvictIsWarnedOfOnce(t *testing.T) {
 	t.Parallel()
-	for policy, want := range map[string]string{
-		"allkeys-lru": "once maxmemory is set", "volatile-ttl": "once maxmemory is set", "volatile-lru": "held keys can be evicted", "noeviction": "",
-	} {
+	const unset = "once maxmemory is set"
+	for policy, want := range map[string]string{"allkeys-lru": unset, "volatile-ttl": unset, "volatile-lru": "held keys can be evicted", "noeviction": ""} {
 		t.Run(policy, func(t *testing.T) {
 			t.Parallel()
 			args := []string{"--maxmemory-policy", policy}
@@ -98,12 +98,9 @@ func TestWarning_ADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T)
 	}
 	seen := newWatch()
 	holder, waiting := lockerOn(t, client(), "perkey"), lockerOn(t, client(), "perkey", core.WithObserver(seen))
-	lease, err := holder.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+	lease := testbed.Take(t, holder, "k")
 	waited := make(chan error)
-	go func() {
-		waited <- waiting.Do(t.Context(), "k", func(context.Context) error { return nil })
-	}()
+	go func() { waited <- waiting.Do(t.Context(), "k", nothing) }()
 	w := <-seen.warnings
 	require.Equal(t, core.WarnNoSubscription, w.Kind)
 	require.ErrorContains(t, w.Err, "NOPERM")
@@ -173,13 +170,11 @@ func TestOutage_IsWarnedOfOnceAndItsEndToo(t *testing.T) {
 				}
 				require.Empty(t, said())
 				away(proxy)
-				errs, _ := callsAtOnce(20, func(int) error {
-					_, err := l.TryAcquire(t.Context(), "k")
-					return err
-				})
-				for _, err := range errs {
-					require.ErrorIs(t, err, core.ErrUnavailable)
+				var calls sync.WaitGroup
+				for range 20 {
+					calls.Go(func() { assert.ErrorIs(t, errOf(l.TryAcquire(t.Context(), "k")), core.ErrUnavailable) })
 				}
+				calls.Wait()
 				var told []bool
 				redistest.Eventually(t, func() bool { told = append(told, said()...); return len(told) > 0 }, "a warning")
 				require.Equal(t, []bool{false}, told)
@@ -213,12 +208,10 @@ func TestWarning_ACallThatMayNotSignInLeavesNothingToCancel(t *testing.T) {
 			var calls sync.WaitGroup
 			for range 20 {
 				calls.Go(func() {
-					err := l.Do(t.Context(), "k", func(context.Context) error { return nil })
-					assert.ErrorIs(t, err, core.ErrUnavailable)
-					assert.ErrorContains(t, err, cause)
-					_, err = l.AcquireAll(t.Context(), []string{"k", "m"})
-					assert.ErrorIs(t, err, core.ErrUnavailable)
-					assert.ErrorContains(t, err, cause)
+					for _, err := range []error{l.Do(t.Context(), "k", nothing), errOf(l.AcquireAll(t.Context(), []string{"k", "m"}))} {
+						assert.ErrorIs(t, err, core.ErrUnavailable)
+						assert.ErrorContains(t, err, cause)
+					}
 				})
 			}
 			calls.Wait()

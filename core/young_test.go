@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -24,8 +23,7 @@ func TestLease_AnOutageEndsAYoungLeaseWithinItsFirstLease(t *testing.T) {
 		nodes[0].stop()
 		away := time.Now()
 
-		<-young.Context().Done()
-		require.ErrorIs(t, context.Cause(young.Context()), core.ErrLeaseLost)
+		endsLost(t, young)
 		require.InDelta(t, 3*time.Second, time.Since(away), float64(500*time.Millisecond))
 		require.NoError(t, old.Context().Err())
 		<-old.Context().Done()
