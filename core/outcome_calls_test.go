@@ -23,8 +23,7 @@ type ledger struct {
 	mu       sync.Mutex
 	outcomes map[string][]core.Outcome
 	waits    map[string]int
-	held     int          // leases
-	granted  atomic.Int64 // leases, ever
+	held     int // leases
 }
 
 func newLedger() *ledger {
@@ -36,7 +35,6 @@ func (o *ledger) OnOutcome(_ context.Context, e core.Outcome) {
 	defer o.mu.Unlock()
 	o.outcomes[e.ID] = append(o.outcomes[e.ID], e)
 	o.held += e.Leases
-	o.granted.Add(int64(e.Leases))
 }
 
 func (o *ledger) OnWaiting(ctx context.Context, e core.Waiting) {
@@ -87,8 +85,7 @@ func (c entered) fn() func(context.Context) error {
 
 func releaseOf(lease interface{ Release(context.Context) error }, err error) error {
 	if err == nil {
-		err = lease.Release(context.Background())
-		if errors.Is(err, core.ErrLeaseLost) || errors.Is(err, core.ErrUnavailable) {
+		if err = unlessLost(lease.Release(context.Background())); errors.Is(err, core.ErrUnavailable) {
 			err = nil // it had the key
 		}
 	}
@@ -106,23 +103,18 @@ func unlessLost(err error) error {
 // waysIn are all ways to call for a key.
 var waysIn = map[string]func(ctx context.Context, c entered) error{
 	"TryAcquire": func(ctx context.Context, c entered) error {
-		lease, err := c.l.TryAcquire(ctx, c.key, c.options()...)
-		return releaseOf(lease, err)
+		return releaseOf(c.l.TryAcquire(ctx, c.key, c.options()...))
 	},
-	"Acquire": func(ctx context.Context, c entered) error {
-		lease, err := c.l.Acquire(ctx, c.key, c.options()...)
-		return releaseOf(lease, err)
+	"Acquire": func(ctx context.Context, c entered) error { return releaseOf(c.l.Acquire(ctx, c.key, c.options()...)) },
+	"Resume":  func(ctx context.Context, c entered) error { return releaseOf(c.l.Resume(ctx, c.token, c.options()...)) },
+	"TryAcquireAll": func(ctx context.Context, c entered) error {
+		return releaseOf(c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...))
+	},
+	"AcquireAll": func(ctx context.Context, c entered) error {
+		return releaseOf(c.l.AcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...))
 	},
 	"Do": func(ctx context.Context, c entered) error {
 		return unlessLost(c.l.Do(ctx, c.key, c.fn(), c.options()...))
-	},
-	"TryAcquireAll": func(ctx context.Context, c entered) error {
-		set, err := c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
-		return releaseOf(set, err)
-	},
-	"AcquireAll": func(ctx context.Context, c entered) error {
-		set, err := c.l.AcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
-		return releaseOf(set, err)
 	},
 	"Guard.Do": func(ctx context.Context, c entered) error {
 		call := core.Call{Key: c.key, Name: "n", ID: c.id}
@@ -130,10 +122,6 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 			call.BeforeWait = func() error { return c.beforeWait }
 		}
 		return unlessLost(c.l.Guard(c.policy, c.opts...).Do(ctx, call, c.fn()))
-	},
-	"Resume": func(ctx context.Context, c entered) error {
-		lease, err := c.l.Resume(ctx, c.token, c.options()...)
-		return releaseOf(lease, err)
 	},
 }
 
@@ -144,7 +132,7 @@ var (
 	allWays   = slices.Concat(byKey, []string{"Resume"})
 )
 
-const callsEach = 20
+const callsEach = 12
 
 var callNumber atomic.Int64
 
@@ -156,8 +144,7 @@ type made struct {
 }
 
 // makeCalls makes calls in one way, all at the same time. meanwhile runs beside them; it may be nil.
-func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(), call func(i int) entered) []made {
-	t.Helper()
+func makeCalls(ctx makeContext, way string, n int, meanwhile func(), call func(i int) entered) []made {
 	all := make([]made, n)
 	var wg sync.WaitGroup
 	for i := range all {
@@ -166,15 +153,10 @@ func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(
 		wg.Go(func() {
 			ctx, cancel := ctx()
 			defer cancel()
-			returned := false
-			defer func() {
-				if !returned {
-					_ = recover()
-					all[i].panicked = true
-				}
-			}()
+			all[i].panicked = true
+			defer func() { _ = recover() }()
 			all[i].err = waysIn[way](ctx, all[i].entered)
-			returned = true
+			all[i].panicked = false
 		})
 	}
 	if meanwhile != nil {
@@ -216,6 +198,7 @@ func (o *ledger) requireOutcomes(t *testing.T, calls []made) []core.Outcome {
 
 // sides are what the cases of the law stand on.
 type sides struct {
+	*testing.T
 	env   *redistest.Env
 	proxy *redistest.Proxy // of fragileSides
 	l     *core.Locker
@@ -225,40 +208,49 @@ type sides struct {
 
 func newSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
 	t.Helper()
-	s := &sides{env: env, seen: newLedger(), rival: newLocker(t, env)}
-	s.l = newLocker(t, env, append(opts, core.WithObserver(s.seen))...)
-	warm(t, s.l)
-	return s
+	return sidesOn(t, env, env.Client(t), opts...)
 }
 
 // fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for timeout.
 func fragileSides(t *testing.T, env *redistest.Env, timeout time.Duration, opts ...core.Option) *sides {
 	t.Helper()
-	s := &sides{env: env, proxy: redistest.NewProxy(t, env.Addr), seen: newLedger(), rival: newLocker(t, env)}
-	opt := &redis.Options{Addr: s.proxy.Addr}
+	proxy := redistest.NewProxy(t, env.Addr)
+	opt := &redis.Options{Addr: proxy.Addr}
 	impatient(opt)
 	opt.ReadTimeout, opt.WriteTimeout = timeout, timeout
-	s.l = lockerOn(t, redistest.Client(t, opt), env.Prefix, append(opts, core.WithObserver(s.seen))...)
+	s := sidesOn(t, env, redistest.Client(t, opt), opts...)
+	s.proxy = proxy
+	return s
+}
+
+func sidesOn(t *testing.T, env *redistest.Env, rdb *redis.Client, opts ...core.Option) *sides {
+	t.Helper()
+	s := &sides{T: t, env: env, seen: newLedger(), rival: newLocker(t, env)}
+	s.l = lockerOn(t, rdb, env.Prefix, append(opts, core.WithObserver(s.seen))...)
 	warm(t, s.l)
 	return s
 }
 
-func (s *sides) hold(t *testing.T, key string, opts ...core.AcquireOption) *core.Lease {
-	t.Helper()
-	lease, err := s.rival.Acquire(t.Context(), key, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = lease.Release(context.Background()) })
+func (s *sides) hold(key string) *core.Lease {
+	s.Helper()
+	lease := acquired(s, s.rival, key)
+	s.Cleanup(func() { _ = lease.Release(context.Background()) })
 	return lease
 }
 
 // token is of a key that is held and not known to s.l.
-func (s *sides) token(t *testing.T, key string) string {
-	t.Helper()
-	lease, err := s.rival.Acquire(t.Context(), key)
-	require.NoError(t, err)
-	token, err := lease.Detach(t.Context())
-	require.NoError(t, err)
+func (s *sides) token(key string) string {
+	s.Helper()
+	token, err := acquired(s, s.rival, key).Detach(s.Context())
+	require.NoError(s, err)
 	return token
+}
+
+func (s *sides) requireNothingHeld() {
+	s.Helper()
+	s.seen.mu.Lock()
+	defer s.seen.mu.Unlock()
+	require.Zero(s, s.seen.held, "leases that were granted, and not released")
 }
 
 func unbounded() (context.Context, context.CancelFunc) {
@@ -284,28 +276,26 @@ func cancelledAfter(d time.Duration, cause error) makeContext {
 
 type makeContext = func() (context.Context, context.CancelFunc)
 
-// each returns a func that makes calls in some ways, all of which have to end alike.
-func (s *sides) each(t *testing.T) func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
-	return func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
-		t.Helper()
-		for _, way := range ways {
-			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
-				c := call
-				c.l = s.l
-				if c.key == "each" {
-					c.key = fmt.Sprintf("%s %s %d", name, way, i)
-				}
-				if c.token == "each" && way == "Resume" {
-					c.token = s.token(t, c.key)
-				}
-				return c
-			})
-			for _, e := range s.seen.requireOutcomes(t, calls) {
-				require.Equal(t, kind, e.Kind, "%s by %s: %v", name, way, e.Cause)
-				require.Equal(t, way == "Resume", e.Resumed)
-				if check != nil {
-					check(t, e)
-				}
+// each makes calls in some ways, all of which have to end alike.
+func (s *sides) each(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(e core.Outcome)) {
+	s.Helper()
+	call.l = s.l
+	for _, way := range ways {
+		calls := makeCalls(ctx, way, callsEach, nil, func(i int) entered {
+			c := call
+			if c.key == "each" {
+				c.key = fmt.Sprintf("%s %s %d", name, way, i)
+			}
+			if c.token == "each" && way == "Resume" {
+				c.token = s.token(c.key)
+			}
+			return c
+		})
+		for _, e := range s.seen.requireOutcomes(s.T, calls) {
+			require.Equal(s, kind, e.Kind, "%s by %s: %v", name, way, e.Cause)
+			require.Equal(s, way == "Resume", e.Resumed)
+			if check != nil {
+				check(e)
 			}
 		}
 	}

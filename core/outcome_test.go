@@ -21,10 +21,9 @@ import (
 func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := newSides(t, env)
-		each := s.each(t)
-		each("a free key", core.OutcomeAcquired, allWays, unbounded, patient, func(t *testing.T, e core.Outcome) {
-			leases := max(1, len(e.Keys))
-			require.Equal(t, leases, e.Leases)
+		each := s.each
+		each("a free key", core.OutcomeAcquired, allWays, unbounded, patient, func(e core.Outcome) {
+			require.Equal(t, max(1, len(e.Keys)), e.Leases)
 			require.Len(t, e.Fences, len(e.Keys))
 			require.Equal(t, 1, e.Attempts)
 			require.NotEmpty(t, e.Key)
@@ -33,10 +32,10 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		})
 		each("one key for all who wait", core.OutcomeAcquired, waits, unbounded, entered{key: "contended", policy: untilGranted}, nil)
 
-		s.hold(t, "held")
+		s.hold("held")
 		held := entered{key: "held", policy: untilGranted}
-		isHeld := func(didWait bool) func(*testing.T, core.Outcome) {
-			return func(t *testing.T, e core.Outcome) {
+		isHeld := func(didWait bool) func(core.Outcome) {
+			return func(e core.Outcome) {
 				require.Equal(t, "held", e.Key)
 				require.Equal(t, didWait, e.DidWait, "%+v", e)
 				require.Positive(t, e.Attempts)
@@ -58,33 +57,28 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		each("a caller that leaves while it waits", core.OutcomeCancelled, waits, whenItWaits(context.Canceled, context.Canceled), held, isHeld(true))
 		each("readers that leave while they wait", core.OutcomeCancelled, waits, whenItWaits(context.Canceled, core.ErrConflict),
 			entered{key: "held", policy: untilGranted, opts: []core.AcquireOption{core.Shared()}},
-			func(t *testing.T, e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
-		notAsked := func(t *testing.T, e core.Outcome) {
+			func(e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
+		notAsked := func(e core.Outcome) {
 			require.Zero(t, e.Attempts)
 			require.NotEmpty(t, e.Key)
 		}
 		each("a ctx that was cancelled", core.OutcomeCancelled, allWays, cancelledAfter(0, core.ErrUnavailable), patient, notAsked)
 		each("a ctx whose deadline has passed", core.OutcomeDeadline, allWays, within(-time.Second), patient, notAsked)
 
-		outer, err := s.l.Acquire(t.Context(), "outer", core.Named("n", "outer"))
-		require.NoError(t, err)
+		outer := acquired(t, s.l, "outer", core.Named("n", "outer"))
 		under := func() (context.Context, context.CancelFunc) { return context.WithCancel(outer.Context()) }
 		each("a key that its ctx holds", core.OutcomeAcquired, []string{"TryAcquire", "Acquire", "Do", "Guard.Do"}, under, entered{key: "outer"},
-			func(t *testing.T, e core.Outcome) {
+			func(e core.Outcome) {
 				require.Zero(t, e.Leases)
 				require.Zero(t, e.Attempts)
 				require.Equal(t, outer.Fence(), e.Fence)
 			})
 		require.NoError(t, outer.Release(t.Context()))
-		outer, err = s.l.Acquire(t.Context(), "outer", core.Shared(), core.Named("n", "outer"))
-		require.NoError(t, err)
+		outer = acquired(t, s.l, "outer", core.Shared(), core.Named("n", "outer"))
 		each("an upgrade", core.OutcomeError, byKey, under, entered{key: "outer"}, nil)
 		require.NoError(t, outer.Release(t.Context()))
 
-		s.seen.mu.Lock()
-		require.Zero(t, s.seen.held, "leases that were granted, and not released")
-		s.seen.mu.Unlock()
-
+		s.requireNothingHeld()
 		require.NoError(t, s.l.Close())
 		each("a closed Locker", core.OutcomeClosed, allWays, unbounded, patient, notAsked)
 	})
@@ -95,61 +89,59 @@ func TestOutcome_PoliciesThatFail(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		broken := errors.New("broken")
 		s := newSides(t, env)
-		each := s.each(t)
-		s.hold(t, "held")
-		isHeld := func(t *testing.T, e core.Outcome) {
-			require.Equal(t, "held", e.Key)
-			require.Positive(t, e.Attempts)
-			require.False(t, e.DidWait)
-			require.NotErrorIs(t, e.Cause, core.ErrDeferred)
+		s.hold("held")
+		fails := func(err error) entered {
+			return entered{policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, err })}
 		}
-		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
-			key: "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
-			}),
-		}, isHeld)
-		each("a policy's error that wraps a conflict and a deferral of others", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{
-			key: "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return core.Decision{}, errors.Join(&core.DeferredError{}, &core.ConflictError{}, broken)
-			}),
-		}, func(t *testing.T, e core.Outcome) {
-			isHeld(t, e)
-			_, deferred := errors.AsType[*core.DeferredError](e.Cause)
-			require.False(t, deferred)
-			_, conflict := errors.AsType[*core.ConflictError](e.Cause)
-			require.True(t, conflict)
-			require.ErrorIs(t, e.Cause, broken)
-		})
-		each("BeforeWait's error that wraps a deferral", core.OutcomeError, []string{"Guard.Do"}, unbounded,
-			entered{key: "held", policy: untilGranted, beforeWait: &core.DeferredError{}}, isHeld)
-		each("a policy that leaves with its caller", core.OutcomeCancelled, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
-			key: "held",
-			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
+		ends := func(how func()) entered {
+			return entered{policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { how(); panic("") })}
+		}
+		before := func(err error) entered { return entered{policy: untilGranted, beforeWait: err} }
+		for name, test := range map[string]struct {
+			kind core.OutcomeKind
+			call entered
+		}{
+			"a policy's error":                         {core.OutcomeError, fails(fmt.Errorf("%w, and %w", broken, core.ErrUnavailable))},
+			"a policy's panic":                         {core.OutcomeError, ends(func() { panic("policy") })},
+			"a policy's Goexit":                        {core.OutcomeError, ends(runtime.Goexit)},
+			"BeforeWait's error":                       {core.OutcomeError, before(broken)},
+			"BeforeWait's error that wraps a deferral": {core.OutcomeError, before(&core.DeferredError{})},
+			"BeforeWait's refusal":                     {core.OutcomeConflict, before(fmt.Errorf("%w, and %w", broken, core.ErrConflict))},
+			"a policy's error that wraps a conflict and a deferral of others": {
+				core.OutcomeConflict, fails(errors.Join(&core.DeferredError{}, &core.ConflictError{}, broken)),
+			},
+			"a policy that leaves with its caller": {core.OutcomeCancelled, entered{policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
 				<-ctx.Done()
 				return core.Decision{}, ctx.Err()
-			}),
-		}, isHeld)
-		each("a policy's panic", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
-			key:    "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
-		}, isHeld)
-		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
-			key:    "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") }),
-		}, isHeld)
-		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld)
-		each("BeforeWait's refusal", core.OutcomeConflict, []string{"Guard.Do"}, unbounded,
-			entered{key: "held", policy: untilGranted, beforeWait: fmt.Errorf("%w, and %w", broken, core.ErrConflict)}, isHeld)
+			})}},
+		} {
+			ctx := unbounded
+			if test.kind == core.OutcomeCancelled {
+				ctx = cancelledAfter(100*time.Millisecond, nil)
+			}
+			test.call.key = "held"
+			s.each(name, test.kind, []string{"Guard.Do"}, ctx, test.call, func(e core.Outcome) {
+				require.Equal(t, "held", e.Key)
+				require.Positive(t, e.Attempts)
+				require.False(t, e.DidWait)
+				require.NotErrorIs(t, e.Cause, core.ErrDeferred)
+				_, deferred := errors.AsType[*core.DeferredError](e.Cause)
+				require.False(t, deferred)
+				if test.kind == core.OutcomeConflict && test.call.beforeWait == nil {
+					_, conflict := errors.AsType[*core.ConflictError](e.Cause)
+					require.True(t, conflict)
+					require.ErrorIs(t, e.Cause, broken)
+				}
+			})
+		}
 	})
 }
 
 func TestOutcome_CallsThatCannotSucceed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := newSides(t, env)
-		each := s.each(t)
-		unknown := func(t *testing.T, e core.Outcome) {
+		each := s.each
+		unknown := func(e core.Outcome) {
 			require.Zero(t, e.Attempts)
 			require.Empty(t, e.Key)
 			require.Empty(t, e.Mode)
@@ -159,13 +151,13 @@ func TestOutcome_CallsThatCannotSucceed(t *testing.T) {
 		each("an invalid option", core.OutcomeError, allWays, unbounded,
 			entered{key: "each", token: "each", policy: untilGranted, opts: []core.AcquireOption{core.LeaseTTL(1)}}, nil)
 		each("no function", core.OutcomeError, []string{"Do", "Guard.Do"}, unbounded, entered{key: "each", noWork: true},
-			func(t *testing.T, e core.Outcome) {
+			func(e core.Outcome) {
 				require.Zero(t, e.Attempts)
 				require.NotEmpty(t, e.Key)
 			})
-		lost := s.token(t, "lost")
+		lost := s.token("lost")
 		require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "lost")).Err())
-		each("a token that was lost", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: lost}, func(t *testing.T, e core.Outcome) {
+		each("a token that was lost", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: lost}, func(e core.Outcome) {
 			require.Equal(t, "lost", e.Key)
 			require.Equal(t, 1, e.Attempts)
 		})
@@ -173,18 +165,16 @@ func TestOutcome_CallsThatCannotSucceed(t *testing.T) {
 		each("a foreign type", core.OutcomeUnavailable, byKey, unbounded, entered{key: "foreign", policy: untilGranted}, nil)
 		each("replicas that do not exist", core.OutcomeUnavailable, []string{"TryAcquire", "Acquire", "Do", "Guard.Do"}, unbounded,
 			entered{key: "each", policy: untilGranted, opts: []core.AcquireOption{core.WaitReplicas(1, 10*time.Millisecond)}}, nil)
-		s.seen.mu.Lock()
-		defer s.seen.mu.Unlock()
-		require.Zero(t, s.seen.held, "leases that were granted, and not released")
+		s.requireNothingHeld()
 	})
 }
 
 func TestOutcome_InAnOutage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := fragileSides(t, env, 3*time.Second) // it is taken for down only after all those that leave earlier
-		each := s.each(t)
+		each := s.each
 		s.proxy.Blackhole(redistest.Requests)
-		asked := func(t *testing.T, e core.Outcome) { require.LessOrEqual(t, e.Attempts, 1) } // 0: its time was over before
+		asked := func(e core.Outcome) { require.LessOrEqual(t, e.Attempts, 1) } // 0: its time was over before
 		each("a caller that leaves while it asks", core.OutcomeCancelled, []string{"TryAcquire", "Resume"}, cancelledAfter(clientTimeout/10, nil), patient, asked)
 		each("the deadline while it asks", core.OutcomeDeadline, byKey, within(clientTimeout/20), patient, asked)
 		each("a Redis that swallows everything", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
@@ -208,8 +198,8 @@ func TestOutcome_CallsThatWaitWhenTheLockerCloses(t *testing.T) {
 			for _, way := range waits {
 				t.Run(name+" "+way, func(t *testing.T) {
 					s := newSides(t, env)
-					s.hold(t, "k")
-					calls := makeCalls(t, unbounded, way, callsEach, func() {
+					s.hold("k")
+					calls := makeCalls(unbounded, way, callsEach, func() {
 						redistest.Eventually(t, func() bool { return s.seen.waiting() == callsEach }, "all wait")
 						require.NoError(t, end(s.l))
 					}, func(int) entered { return entered{l: s.l, key: "k", policy: untilGranted} })
@@ -225,8 +215,7 @@ func TestOutcome_CallsThatWaitWhenTheLockerCloses(t *testing.T) {
 
 func TestOutcome_OnAQuorum(t *testing.T) {
 	t.Parallel()
-	var clients []redis.UniversalClient
-	var direct []redis.UniversalClient
+	var clients, direct []redis.UniversalClient
 	var proxies []*redistest.Proxy
 	for range 3 {
 		env := redistest.Embedded(t)
@@ -234,42 +223,25 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 		opt := &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, DialTimeout: time.Minute, ReadTimeout: time.Minute}
 		clients, proxies, direct = append(clients, redistest.Client(t, opt)), append(proxies, proxy), append(direct, env.Client(t))
 	}
-	seen := newLedger()
-	l, err := core.NewQuorum(clients, core.WithObserver(seen))
-	require.NoError(t, err)
-	l.WaitForNodes(time.Minute, clients) // a busy machine is no outage
-	t.Cleanup(func() { _ = l.Close() })
-	rival, err := core.NewQuorum(direct)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rival.Close() })
-	lease, err := rival.Acquire(t.Context(), "held")
-	require.NoError(t, err)
-	each := func(kind core.OutcomeKind, ways []string, ctx makeContext, key string) {
-		for _, way := range ways {
-			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
-				c := entered{l: l, key: key, policy: untilGranted}
-				if key == "each" {
-					c.key = fmt.Sprint(way, kind, i)
-				}
-				return c
-			})
-			for _, e := range seen.requireOutcomes(t, calls) {
-				require.Equal(t, kind, e.Kind, "by %s: %v", way, e.Cause)
-			}
-		}
-	}
-	each(core.OutcomeAcquired, byKey, unbounded, "each")
-	each(core.OutcomeConflict, triesOnce, unbounded, "held")
-	each(core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), "held")
-	each(core.OutcomeCancelled, waits, whenItWaits(context.Canceled, context.Canceled), "held")
-	require.NoError(t, lease.Release(t.Context()))
-	each(core.OutcomeAcquired, waits, unbounded, "contended")
+	s := &sides{T: t, seen: newLedger()}
+	s.l = newQuorum(t, clients, core.WithObserver(s.seen))
+	s.l.WaitForNodes(time.Minute, clients) // a busy machine is no outage
+	s.rival = newQuorum(t, direct)
+	s.rival.WaitForNodes(time.Minute, direct)
+	lease := s.hold("held")
+	held := entered{key: "held", policy: untilGranted}
+	s.each("free keys", core.OutcomeAcquired, byKey, unbounded, patient, nil)
+	s.each("a held key", core.OutcomeConflict, triesOnce, unbounded, held, nil)
+	s.each("the deadline", core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), held, nil)
+	s.each("callers that leave", core.OutcomeCancelled, waits, whenItWaits(context.Canceled, context.Canceled), held, nil)
+	release(t, lease)
+	s.each("one key for all", core.OutcomeAcquired, waits, unbounded, entered{key: "contended", policy: untilGranted}, nil)
 	for _, proxy := range proxies[1:] {
 		proxy.Refuse(true)
 	}
-	each(core.OutcomeUnavailable, byKey, unbounded, "each")
-	require.NoError(t, l.Shutdown(t.Context()))
-	each(core.OutcomeClosed, byKey, unbounded, "each")
+	s.each("an outage", core.OutcomeUnavailable, byKey, unbounded, patient, nil)
+	require.NoError(t, s.l.Shutdown(t.Context()))
+	s.each("a closed Locker", core.OutcomeClosed, byKey, unbounded, patient, nil)
 }
 
 // bursting is an observer that panics, once for each call.
@@ -294,22 +266,17 @@ func (o bursting) OnWaiting(ctx context.Context, e core.Waiting) {
 
 func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		rival := newLocker(t, env)
-		for _, whileWaiting := range []bool{false, true} {
+		s := newSides(t, env)
+		for ways, kind := range map[*[]string]core.OutcomeKind{&byKey: core.OutcomeAcquired, &waits: core.OutcomeError} {
+			whileWaiting := kind == core.OutcomeError
 			seen := newLedger()
 			l := newLocker(t, env, core.WithObserver(bursting{seen, whileWaiting}))
-			for _, way := range byKey {
-				if whileWaiting && slices.Contains(triesOnce, way) {
-					continue
-				}
-				key, kind := fmt.Sprint(way, whileWaiting), core.OutcomeAcquired
+			for _, way := range *ways {
+				key := fmt.Sprint(way, whileWaiting)
 				if whileWaiting {
-					kind = core.OutcomeError
-					lease, err := rival.Acquire(t.Context(), key)
-					require.NoError(t, err)
-					t.Cleanup(func() { _ = lease.Release(context.Background()) })
+					s.hold(key)
 				}
-				calls := makeCalls(t, unbounded, way, callsEach, nil, func(i int) entered {
+				calls := makeCalls(unbounded, way, callsEach, nil, func(i int) entered {
 					c := entered{l: l, key: key, policy: untilGranted}
 					if !whileWaiting {
 						c.key += fmt.Sprint(i)
@@ -318,9 +285,8 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 				})
 				for _, c := range calls {
 					require.True(t, c.panicked)
-					told := seen.outcomes[c.id]
-					require.Len(t, told, 1, c.id)
-					require.Equal(t, kind, told[0].Kind)
+					require.Len(t, seen.outcomes[c.id], 1, c.id)
+					require.Equal(t, kind, seen.outcomes[c.id][0].Kind)
 				}
 			}
 			require.Zero(t, seen.held)
@@ -328,5 +294,74 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 		for _, name := range redistest.Keys(t, env.Client(t), env.Prefix) {
 			require.Contains(t, name, "true", "a key is still held")
 		}
+	})
+}
+
+func TestOutcome_ShedCalls(t *testing.T) {
+	const most = 5
+	shed := func(t *testing.T, outcomes []core.Outcome) []core.Outcome {
+		t.Helper()
+		all := slices.DeleteFunc(slices.Clone(outcomes), func(e core.Outcome) bool { return e.Kind != core.OutcomeShed })
+		require.Len(t, all, callsEach-most)
+		return all
+	}
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for _, way := range waits {
+			t.Run("of a held key by "+way, func(t *testing.T) {
+				s := newSides(t, env, core.WithMaxWaiters(most, most))
+				key := "held for " + way
+				lease := s.hold(key)
+				call := func(int) entered { return entered{l: s.l, key: key, policy: untilGranted} }
+				first := make(chan []made, 1)
+				go func() { first <- makeCalls(unbounded, "Acquire", most, nil, call) }()
+				redistest.Eventually(t, func() bool { return s.l.InformedCalls() == most }, "the first wait")
+				later := makeCalls(unbounded, way, callsEach-most, nil, call)
+				require.NoError(t, lease.Release(t.Context()))
+				for _, e := range shed(t, s.seen.requireOutcomes(t, append(later, <-first...))) {
+					require.ErrorIs(t, e.Cause, core.ErrConflict)
+					require.Equal(t, most, e.Waiting)
+					require.Positive(t, e.Attempts)
+					require.False(t, e.DidWait)
+				}
+			})
+			if way == "AcquireAll" {
+				continue // it asks before it waits
+			}
+			t.Run("of a key of which nothing is known by "+way, func(t *testing.T) {
+				s := fragileSides(t, env, clientTimeout, core.WithMaxWaiters(most, most))
+				s.proxy.Blackhole(redistest.Requests)
+				calls := makeCalls(unbounded, way, callsEach, nil, func(int) entered {
+					return entered{l: s.l, key: "unknown to " + way, policy: untilGranted}
+				})
+				heal(s.proxy)
+				outcomes := s.seen.requireOutcomes(t, calls)
+				for _, e := range shed(t, outcomes) {
+					require.ErrorIs(t, e.Cause, core.ErrUnavailable)
+					require.Zero(t, e.Attempts)
+				}
+				for _, e := range outcomes {
+					require.Contains(t, []core.OutcomeKind{core.OutcomeShed, core.OutcomeUnavailable}, e.Kind)
+				}
+			})
+		}
+	})
+}
+
+func TestOutcome_ShedWhenTooManyLockersWait(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := newSides(t, env)
+		s.hold("k")
+		other := newLocker(t, env)
+		acquiring(t, other, "k")
+		queued(t, env, "k", 1)
+		require.NoError(t, env.Client(t).HSet(t.Context(), core.RecordName(env.Prefix, "k"), "waiting", 1024).Err())
+		calls := makeCalls(unbounded, "Acquire", 1, nil, func(int) entered { return entered{l: s.l, key: "k"} })
+		e := s.seen.requireOutcomes(t, calls)[0]
+		require.Equal(t, core.OutcomeShed, e.Kind)
+		require.Equal(t, 1, e.Attempts)
+		require.GreaterOrEqual(t, e.Waiting, 1024)
+		var conflict *core.ConflictError
+		require.ErrorAs(t, e.Cause, &conflict)
+		require.Equal(t, 1, conflict.Attempts)
 	})
 }
