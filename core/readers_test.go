@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,14 +52,19 @@ func countSends(rdb *redis.Client) *atomic.Int64 {
 func TestReaders_AllOfAProcessEnterBeforeTheWriterBehindThem(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const readers = 50
-		a, b, c := newSleeper(t, env), newLocker(t, env), newLocker(t, env)
-		writing, err := b.Acquire(t.Context(), "k")
-		require.NoError(t, err)
+		rdb := env.Client(t)
+		require.NoError(t, rdb.ScriptLoad(t.Context(), core.Scripts["admit"]).Err())
+		sends := countSends(rdb)
+		a := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t)))
+		a.NeverPoll()
+		b, c := newLocker(t, env), newLocker(t, env)
+		writing := acquired(t, b, "k")
 		reading := acquiringMany(t, env, a, readers, core.Shared())
 		second := acquiring(t, c, "k")
 		queued(t, env, "k", 2)
 
-		require.NoError(t, writing.Release(t.Context()))
+		sends.Store(0)
+		release(t, writing)
 		fences, greatest := map[int64]bool{}, writing.Fence()
 		var leases []*core.Lease
 		for _, r := range reading {
@@ -70,6 +74,7 @@ func TestReaders_AllOfAProcessEnterBeforeTheWriterBehindThem(t *testing.T) {
 			leases = append(leases, lease)
 		}
 		require.Len(t, fences, readers)
+		require.LessOrEqual(t, sends.Load(), int64(3), "they enter together")
 		waiting(t, second, "readers are inside")
 		for _, lease := range leases {
 			require.NoError(t, lease.Context().Err())
@@ -140,50 +145,6 @@ func testStreamOfReaders(t *testing.T, env *redistest.Env, lockers, each int, mo
 	}
 }
 
-func TestReaders_EnterInOneRoundTrip(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	const readers, oneWay = 300, time.Millisecond
-	proxy := redistest.NewProxy(t, env.Addr)
-	proxy.Delay(func() time.Duration { return oneWay })
-	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
-	require.NoError(t, rdb.ScriptLoad(t.Context(), core.Scripts["admit"]).Err())
-	sends := countSends(rdb)
-	a := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t)))
-	a.NeverPoll()
-	writing, err := newLocker(t, env).Acquire(t.Context(), "k")
-	require.NoError(t, err)
-	calls := acquiringMany(t, env, a, readers, core.Shared())
-	trip := make([]time.Duration, 9)
-	for i := range trip {
-		sent := time.Now()
-		_, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error { // go-redis has connections of their own for these
-			p.Ping(t.Context())
-			p.Ping(t.Context())
-			return nil
-		})
-		require.NoError(t, err)
-		trip[i] = time.Since(sent)
-	}
-	slices.Sort(trip)
-	sends.Store(0)
-	require.NoError(t, writing.Release(t.Context()))
-	released := time.Now()
-	entered, leases := make([]time.Time, readers), make([]*core.Lease, readers)
-	for i, c := range calls {
-		g := outcome(t, c)
-		require.NoError(t, g.err)
-		entered[i], leases[i] = g.at, g.l
-	}
-	slices.SortFunc(entered, time.Time.Compare)
-	t.Logf("%d readers at a round trip of %s, by PING: the first enters %s after the release, the second %s, the last %s; %d sends",
-		readers, trip[len(trip)/2], entered[0].Sub(released), entered[1].Sub(released), entered[readers-1].Sub(released), sends.Load())
-	require.LessOrEqual(t, sends.Load(), int64(3))
-	for _, lease := range leases {
-		require.NoError(t, lease.Release(t.Context()))
-	}
-}
-
 func TestCounted_PermitsOfAProcessEnterTogether(t *testing.T) {
 	t.Parallel()
 	env := redistest.Real(t)
@@ -194,8 +155,7 @@ func TestCounted_PermitsOfAProcessEnterTogether(t *testing.T) {
 	a := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t)))
 	a.NeverPoll()
 	b := newLocker(t, env)
-	alone, err := b.Acquire(t.Context(), "k")
-	require.NoError(t, err)
+	alone := acquired(t, b, "k")
 	all := acquiringMany(t, env, a, calls, core.Counted(permits))
 	sends.Store(0)
 	require.NoError(t, alone.Release(t.Context()))

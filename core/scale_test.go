@@ -2,40 +2,21 @@ package core_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
 	"regexp"
-	"runtime"
-	"runtime/debug"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
-	"github.com/perkey-go/perkey/retry"
 )
 
-// These tests count goroutines, memory and processor time of the whole process, so none of them is parallel.
-
-// scaleLeasesVar is how many leases one process holds, if not so many that it takes
-// a few seconds. The time that they are held for grows along.
-const scaleLeasesVar = "PERKEY_SCALE_LEASES"
-
-// raced reports whether the race detector is on: then a call takes ten times as long.
-func raced() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
+// crowdKey is a key that many want.
+const crowdKey = "k"
 
 // ownServer is a redis-server that nobody else uses.
 func ownServer(t *testing.T) (*redistest.Env, *redis.Client) {
@@ -65,154 +46,18 @@ func commandsSince(t *testing.T, admin *redis.Client) (scripts, all int) {
 	return scripts, all
 }
 
-// memory is what the process keeps, stacks included, after the garbage is gone.
-func memory() int {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC() // what a pool had is kept for one more
-	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc + m.StackInuse)
-}
-
-// work is what the process has done so far: its processor time, and what it allocated.
-type work struct {
-	cpu     time.Duration
-	mallocs int
-}
-
-func workSoFar(t *testing.T) work {
-	t.Helper()
-	var u syscall.Rusage
-	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return work{cpu: time.Duration(u.Utime.Nano() + u.Stime.Nano()), mallocs: int(m.Mallocs)}
-}
-
-// crowd is calls of one process that wait for one key.
-type crowd struct {
-	env    *redistest.Env
-	locker *core.Locker
-	holder *core.Lease
-	leave  []context.CancelFunc // by the order of arrival
-	done   chan error           // of those that left, and those that were served
-
-	served []int // guarded by the key
-}
-
-const crowdKey = "k"
-
-// gather has n calls join a wait queue, one after another, which nobody leaves.
-func gather(t *testing.T, env *redistest.Env, n int, policy core.ConflictPolicy) *crowd {
-	t.Helper()
-	c := &crowd{env: env, locker: newLocker(t, env), done: make(chan error, n)}
-	var err error
-	c.holder, err = c.locker.TryAcquire(t.Context(), crowdKey)
-	require.NoError(t, err)
-	guard := c.locker.Guard(policy)
-	joined := make(chan struct{})
-	call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}
-	for i := range n {
-		ctx, leave := context.WithCancel(t.Context())
-		c.leave = append(c.leave, leave)
-		go func() {
-			c.done <- guard.Do(ctx, call, func(context.Context) error {
-				c.served = append(c.served, i)
-				return nil
-			})
-		}()
-		<-joined
-	}
-	listening(t, c.locker)
-	return c
-}
-
-// ended waits until n calls have returned, and counts those that left.
-func (c *crowd) ended(t *testing.T, n int) (left int) {
-	t.Helper()
-	late := time.After(30 * time.Second)
-	for range n {
-		select {
-		case err := <-c.done:
-			if errors.Is(err, context.Canceled) {
-				left++
-				continue
+// eachOf calls f for each of n, some at a time.
+func eachOf(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range 32 {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
 			}
-			require.NoError(t, err)
-		case <-late:
-			require.Fail(t, "calls are stuck")
-		}
-	}
-	return left
-}
-
-func TestScale_ManyCallsAreServedInOrder(t *testing.T) {
-	calls, most := 10_000, 16<<10 // bytes of a call that waits
-	if raced() {
-		calls, most = 2_500, 24<<10 // its stack is larger
-	}
-	policies := map[string]core.ConflictPolicy{
-		"until woken": untilWoken,
-		"retrying":    retry.Policy{Initial: 200 * time.Millisecond, Max: time.Second, MaxWait: time.Minute},
-	}
-	for name, policy := range policies {
-		t.Run(name, func(t *testing.T) {
-			env, admin := ownServer(t)
-			goroutines, before := runtime.NumGoroutine(), memory()
-			commandsSince(t, admin)
-			c := gather(t, env, calls, policy)
-			bytes := (memory() - before) / calls
-			extra := runtime.NumGoroutine() - goroutines - calls
-			joining, _ := commandsSince(t, admin)
-
-			start := time.Now()
-			require.NoError(t, c.holder.Release(t.Context()))
-			require.Zero(t, c.ended(t, calls))
-			took := time.Since(start)
-			scripts, all := commandsSince(t, admin)
-			require.Len(t, c.served, calls)
-			require.IsIncreasing(t, c.served, "in order of arrival")
-			t.Logf("%d calls wait with %d scripts, %d bytes each, %d goroutines beside their own; they are served in %s, with %d scripts (%d commands)",
-				calls, joining, bytes, extra, took.Round(time.Millisecond), scripts, all)
-			require.Less(t, extra, 50)
-			require.Less(t, bytes, most)
-			require.Less(t, joining, calls/100, "only the first call asks")
-			require.Less(t, scripts, calls/10, "the key is handed over within the process")
 		})
 	}
-}
-
-func TestScale_ACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
-	leaving := func(calls int) (each work) {
-		each.cpu = time.Hour
-		for range 3 { // others may have had the processor's caches
-			env, admin := ownServer(t)
-			c := gather(t, env, calls, untilWoken)
-			commandsSince(t, admin)
-			before := workSoFar(t)
-			for i := calls - 1; i > 0; i -= 2 { // a search from either end would take long
-				c.leave[i]()
-			}
-			require.Equal(t, calls/2, c.ended(t, calls/2))
-			after := workSoFar(t)
-			scripts, _ := commandsSince(t, admin)
-			require.Less(t, scripts, 50, "only the first call has something in Redis")
-			each.cpu = min(each.cpu, (after.cpu-before.cpu)/time.Duration(calls/2))
-			each.mallocs = (after.mallocs - before.mallocs) / (calls / 2)
-
-			require.NoError(t, c.holder.Release(t.Context()))
-			require.Zero(t, c.ended(t, calls/2))
-			require.Len(t, c.served, calls/2)
-			require.IsIncreasing(t, c.served)
-			require.NoError(t, c.locker.Close())
-		}
-		return each
-	}
-	few, many := leaving(1000), leaving(10_000)
-	t.Logf("to leave costs %s of processor time and %d allocations among 1,000, %s and %d among 10,000",
-		few.cpu, few.mallocs, many.cpu, many.mallocs)
-	require.LessOrEqual(t, many.mallocs, few.mallocs+2)
-	require.Less(t, many.cpu, 3*few.cpu, "the queue is not searched")
+	wg.Wait()
 }
 
 // lossCounter counts what was lost.
@@ -229,186 +74,4 @@ func (o *lossCounter) OnRenewed(_ context.Context, r core.Renewed) {
 	if r.Err != nil {
 		o.failed.Add(1)
 	}
-}
-
-// TestScale_ManyLeasesAreRenewedAndNoneIsLost is long since it is one story.
-func TestScale_ManyLeasesAreRenewedAndNoneIsLost(t *testing.T) {
-	leases := 20_000
-	if raced() {
-		leases = 3_000
-	}
-	if text := os.Getenv(scaleLeasesVar); text != "" {
-		var err error
-		leases, err = strconv.Atoi(text)
-		require.NoError(t, err, scaleLeasesVar)
-	}
-	// As many renewals a second, however many leases beyond 50,000.
-	ttl := max(2*time.Second*time.Duration(leases)/20_000, 10*time.Second)
-	env, admin := ownServer(t)
-	var seen lossCounter
-	l := newLocker(t, env, core.WithTTL(ttl), core.WithObserver(&seen))
-	warm(t, l)
-	listening(t, l)
-	goroutines, before, stored := runtime.NumGoroutine(), memory(), usedMemory(t, admin)
-
-	held := make([]*core.Lease, leases)
-	eachOf(leases, func(i int) {
-		lease, err := l.TryAcquire(t.Context(), strconv.Itoa(i))
-		if err != nil {
-			t.Errorf("acquire: %v", err)
-			return
-		}
-		held[i] = lease
-	})
-	require.False(t, t.Failed())
-	commandsSince(t, admin)
-	seen.batches.Store(0)
-	seen.renewed.Store(0)
-	most, asked := 0, workSoFar(t)
-	start := time.Now()
-	for seen.renewed.Load() < int64(2*leases) { // each is renewed past its first lease
-		most = max(most, runtime.NumGoroutine())
-		time.Sleep(20 * time.Millisecond)
-	}
-	spent := workSoFar(t).cpu - asked.cpu
-	took := time.Since(start)
-	scripts, _ := commandsSince(t, admin)
-	batches, renewed := seen.batches.Load(), seen.renewed.Load()
-	bytes, stored := (memory()-before)/leases, (usedMemory(t, admin)-stored)/leases
-	require.Zero(t, seen.lost.Load())
-	require.EqualValues(t, leases, admin.DBSize(t.Context()).Val())
-	for _, lease := range held {
-		require.NoError(t, lease.Context().Err())
-	}
-	t.Logf("%d leases of %s held for %s: %d bytes each here and %d in Redis, at most %d goroutines more than with none; "+
-		"%d renewals in %d batches and %d scripts, %d batches failed, with %.0f%% of one processor",
-		leases, ttl, took.Round(time.Millisecond), bytes, stored, most-goroutines,
-		renewed, batches, scripts, seen.failed.Load(), 100*spent.Seconds()/took.Seconds())
-	require.Less(t, most-goroutines, 150, "goroutines do not grow with the leases")
-	require.Less(t, bytes, 4<<10)
-	require.Less(t, int64(scripts), renewed/10)
-
-	eachOf(leases, func(i int) {
-		if err := held[i].Release(t.Context()); err != nil {
-			t.Errorf("release: %v", err)
-		}
-	})
-	require.Zero(t, admin.DBSize(t.Context()).Val())
-}
-
-// eachOf calls f for each of n, some at a time.
-func eachOf(n int, f func(i int)) {
-	var wg sync.WaitGroup
-	var next atomic.Int64
-	for range 32 {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				f(i)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-var usedIn = regexp.MustCompile(`used_memory:(\d+)`)
-
-func usedMemory(t *testing.T, admin *redis.Client) int {
-	t.Helper()
-	m := usedIn.FindStringSubmatch(admin.Info(t.Context(), "memory").Val())
-	require.NotNil(t, m)
-	n, err := strconv.Atoi(m[1])
-	require.NoError(t, err)
-	return n
-}
-
-// turns are those of many Lockers that have a key one after the other.
-type turns struct {
-	*testing.T
-	inside atomic.Int64
-	taken  []int // by whom; guarded by the key
-	fence  int64 // likewise
-}
-
-func (s *turns) take(ctx context.Context, i int) error {
-	if s.inside.Add(1) != 1 {
-		s.Error("two calls inside")
-	}
-	lease, _ := core.LeaseFrom(ctx)
-	if lease.Fence() <= s.fence {
-		s.Errorf("fence went from %d to %d", s.fence, lease.Fence())
-	}
-	s.fence = lease.Fence()
-	s.taken = append(s.taken, i)
-	s.inside.Add(-1)
-	return nil
-}
-
-// longestWait is the greatest number of turns from one to the next of the same Locker.
-func (s *turns) longestWait(lockers int) (most int) {
-	last := make([]int, lockers)
-	for turn, i := range s.taken {
-		if turn >= lockers {
-			most = max(most, turn-last[i])
-		}
-		last[i] = turn
-	}
-	return most
-}
-
-func TestScale_AThousandLockersTakeTurns(t *testing.T) {
-	const clients, rounds = 4, 2
-	lockers := 1000
-	if raced() {
-		lockers = 300
-	}
-	env, admin := ownServer(t)
-	holder := newLocker(t, env)
-	lease, err := holder.TryAcquire(t.Context(), crowdKey)
-	require.NoError(t, err)
-
-	var wg sync.WaitGroup
-	turns := &turns{T: t}
-	shared := make([]*redis.Client, clients)
-	for i := range shared {
-		shared[i] = redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 100})
-	}
-	all := make([]*core.Locker, lockers)
-	joined := make(chan struct{}, lockers*rounds)
-	start := time.Now()
-	for i := range all {
-		all[i] = lockerOn(t, shared[i%clients], env.Prefix)
-		guard := all[i].Guard(untilWoken)
-		wg.Go(func() {
-			for range rounds {
-				call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}
-				assert.NoError(t, guard.Do(t.Context(), call, func(ctx context.Context) error { return turns.take(ctx, i) }))
-			}
-		})
-		<-joined
-	}
-	listening(t, all...)
-	joining := time.Since(start)
-	queued(t, env, crowdKey, lockers)
-	waiting, _ := commandsSince(t, admin)
-
-	start = time.Now()
-	require.NoError(t, lease.Release(t.Context()))
-	wg.Wait()
-	took := time.Since(start)
-	scripts, _ := commandsSince(t, admin)
-	n, most := len(turns.taken), turns.longestWait(lockers)
-	require.Equal(t, lockers*rounds, n)
-	require.IsIncreasing(t, turns.taken[:lockers], "in order of arrival")
-	t.Logf("%d lockers join in %s with %.1f scripts each; %d turns in %s: %.0f hand-overs a second, %.2f scripts each; "+
-		"at most %d turns from one to the next of the same locker",
-		lockers, joining.Round(time.Millisecond), float64(waiting)/float64(lockers), n, took.Round(time.Millisecond),
-		float64(n)/took.Seconds(), float64(scripts)/float64(n), most)
-	require.Less(t, scripts, 4*n, "no release costs a script for each who waits")
-	require.Less(t, most, lockers+lockers/10, "nobody is overtaken by much")
-
-	for _, l := range all {
-		wg.Go(func() { assert.NoError(t, l.Close()) })
-	}
-	wg.Wait()
-	require.Empty(t, redistest.Keys(t, admin, fmt.Sprintf("%s:", env.Prefix)))
 }
