@@ -373,27 +373,34 @@ var formFunctions = map[string]func(t *fixture, l *Lock, read func(*http.Request
 // replay's.
 func functionsReadForms(t *fixture) {
 	for function, configure := range formFunctions {
-		for how, read := range formReaders {
-			d := t.openParking(pays, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
-				l := lock(b, delayqueue.Policy(q))
-				configure(t, &l, read)
-				return l, nil
-			})
-			locations := map[formKind]string{}
-			for _, k := range formKinds() {
-				require.Equal(t, "paid 5, +", t.sent(d.site, t.form(d.site, k, "5"), http.StatusOK, function).Body, "%s, %s: %v", function, how, k)
-			}
-			release := d.Hold(t)
-			for _, k := range formKinds() {
-				locations[k] = testbed.RequireParked(t, t.sent(d.site, t.form(d.site, k, "7"), http.StatusAccepted, function))
-			}
-			stop := t.work(d, httplock.WithReplayReauthorize(func(r *http.Request, _ string) error { return read(r) }))
-			release()
-			for k, location := range locations {
-				t.requireResult(d, location, "paid 7, +", fmt.Sprintf("%s, %s: %v, replayed", function, how, k))
-			}
-			stop()
+		d := t.openParking(pays, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
+			l := lock(b, delayqueue.Policy(q))
+			configure(t, &l, func(r *http.Request) error { return formReaders[r.URL.Query().Get("how")](r) })
+			return l, nil
+		})
+		send := func(how string, k formKind, amount string, status int) testbed.Answer {
+			r := t.form(d.site, k, amount)
+			r.URL.RawQuery = url.Values{"how": {how}}.Encode()
+			return t.sent(d.site, r, status, function+", "+how)
 		}
+		locations := map[string]string{}
+		for how := range formReaders {
+			for _, k := range formKinds() {
+				require.Equal(t, "paid 5, +", send(how, k, "5", http.StatusOK).Body, "%s, %s: %v", function, how, k)
+			}
+		}
+		release := d.Hold(t)
+		for how := range formReaders {
+			for _, k := range formKinds() {
+				locations[testbed.RequireParked(t, send(how, k, "7", http.StatusAccepted))] = fmt.Sprintf("%s, %s: %v, replayed", function, how, k)
+			}
+		}
+		stop := t.work(d, httplock.WithReplayReauthorize(func(r *http.Request, _ string) error { return formReaders[r.URL.Query().Get("how")](r) }))
+		release()
+		for location, what := range locations {
+			t.requireResult(d, location, "paid 7, +", what)
+		}
+		stop()
 	}
 }
 

@@ -130,7 +130,7 @@ func parksAndReplays(t *fixture) {
 }
 
 func parkedRunOnce(t *fixture) {
-	const requests = 30
+	const requests = 12
 	var inside atomic.Int64
 	var mu sync.Mutex
 	ran := map[string]int{}

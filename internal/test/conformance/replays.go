@@ -42,7 +42,7 @@ func lostGuard(t *fixture) {
 	d := t.openParking(t.mustNotRun, func(b *testbed.Fixture, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, delayqueue.Policy(q), sentBy("bob"), mayStill), nil
 	})
-	const requests = 20
+	const requests = 8
 	ids := t.parkMany(d, requests)
 	var asked, ran atomic.Int64
 	t.replica(d, orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -73,7 +73,7 @@ func lostGuard(t *fixture) {
 // panickedReplays: what recovery in front of the guard answers for a handler that panicked is no result.
 func panickedReplays(t *fixture) {
 	d := t.openParking(t.mustNotRun, parks, delayqueue.WithMaxAttempts(2))
-	const requests = 20
+	const requests = 8
 	ids := t.parkMany(d, requests)
 	var tries [requests]atomic.Int64
 	t.replica(d, orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -103,18 +103,16 @@ func lacksRoute(t *fixture) {
 		w.WriteHeader(http.StatusNotFound) // the order is, not the route
 		return nil
 	}, parks)
-	const requests = 6
+	const requests = 4
 	ids := t.parkMany(d, requests)
 	older := App{Routes: []Route{{Method: http.MethodPost, Pattern: "/payments/{id}", Handler: t.mustNotRun}}}
-	for range 3 {
-		t.replica(d, older)
-	}
+	t.replica(d, older)
 	t.eventually(func() bool {
 		stats, err := d.queue.Stats(t.Context())
 		require.NoError(t, err)
 		require.Zero(t, stats.Dead)
 		return stats.Running == 0 && stats.Queued == requests
-	}, "the older ones hand them back")
+	}, "the older one hands them back")
 	t.work(d)
 	for _, id := range ids {
 		require.Equal(t, 1, t.ended(d, id, delayqueue.StateDone).Attempts)

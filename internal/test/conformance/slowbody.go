@@ -1,11 +1,13 @@
 package conformance
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptrace"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -106,7 +108,7 @@ func policies() map[string]core.ConflictPolicy {
 
 // slowBody: nobody waits for a client that has not sent its body, in front of it or behind.
 func slowBody(t *fixture) {
-	const others = 20
+	const others = 6
 	b := t.setUp()
 	body := text(10_000)
 	for name, policy := range policies() {
@@ -175,25 +177,33 @@ func slowBody(t *fixture) {
 // lateBody: what does not come in time is refused before it has the key.
 func lateBody(t *fixture) {
 	b := t.setUp()
+	var sites []*site
+	var checks sync.WaitGroup // they only wait
 	for _, policy := range policies() {
-		for _, stalls := range []bool{false, true} {
-			t.overBoth(func() App {
-				return orders(func(w http.ResponseWriter, r *http.Request) error {
-					assert.Empty(t, r.Header.Get(slowHeader), "the handler ran without its body")
-					return ok(w, r)
-				}, lock(b, policy, httplock.WithBodyTimeout(shortBodyTime)))
-			}, func(s *site) {
-				var resp testbed.Answer
-				t.eventually(func() bool {
-					resp = await(t, t.slowly(s, text(1000), 10, stalls).answer, "the slow request is refused")
-					return resp.Status != 0
-				}, "a response that is read")
-				testbed.RequireProblem(t, resp, http.StatusRequestTimeout, "body-timeout", false)
-				t.requireServed(s)
-				b.RequireFree(t)
-			})
-		}
+		t.overBoth(func() App {
+			return orders(func(w http.ResponseWriter, r *http.Request) error {
+				assert.Empty(t, r.Header.Get(slowHeader), "the handler ran without its body")
+				return ok(w, r)
+			}, lock(b, policy, httplock.WithBodyTimeout(shortBodyTime)))
+		}, func(s *site) {
+			sites = append(sites, s)
+			for _, stalls := range []bool{false, true} {
+				checks.Go(func() {
+					var resp testbed.Answer
+					t.eventually(func() bool {
+						resp = await(t, t.slowly(s, text(1000), 10, stalls).answer, "the slow request is refused")
+						return resp.Status != 0
+					}, "a response that is read")
+					testbed.RequireProblem(t, resp, http.StatusRequestTimeout, "body-timeout", false)
+				})
+			}
+		})
 	}
+	checks.Wait()
+	for _, s := range sites {
+		t.requireServed(s)
+	}
+	b.RequireFree(t)
 }
 
 // lateRest: a handler that reads more than was read before its key does not have it for as long as the client likes.
@@ -237,27 +247,31 @@ func lateRest(t *fixture) {
 func bodyInTime(t *fixture) {
 	const limit = 3 * shortBodyTime // a busy machine sends in less
 	b := t.setUp()
-	for _, size := range []int{100, 100_000} {
-		t.overBoth(func() App {
-			return orders(func(w http.ResponseWriter, r *http.Request) error {
+	var checks sync.WaitGroup // they only wait
+	for _, http2 := range []bool{false, true} {
+		for _, size := range []int{100, 100_000} {
+			key := func(*http.Request) (string, error) { return fmt.Sprint(http2, size), nil }
+			s := t.serveOver(http2, orders(func(w http.ResponseWriter, r *http.Request) error {
 				got, err := io.ReadAll(r.Body)
 				assert.NoError(t, err)
 				assert.Equal(t, text(size), string(got))
 				time.Sleep(2 * limit)
 				assert.NoError(t, r.Context().Err(), "the limit is the body's, not the handler's")
 				return ok(w, r)
-			}, lock(b, nil, httplock.WithBodyTimeout(limit)))
-		}, func(s *site) {
-			for i := range 2 {
-				reused := false
-				trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }}
-				r := t.request(s, http.MethodPost, testbed.OrderPath, text(size))
-				t.requireOK(t.do(s, r.WithContext(httptrace.WithClientTrace(r.Context(), trace))))
-				require.Equal(t, i > 0, reused, "the connection is good for the next request")
-				time.Sleep(limit)
-			}
-		})
+			}, Lock{b.Locker.Guard(core.RejectConflicts), key, []httplock.Option{httplock.WithBodyTimeout(limit)}}))
+			checks.Go(func() {
+				for i := range 2 {
+					reused := false
+					trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }}
+					r := t.request(s, http.MethodPost, testbed.OrderPath, text(size))
+					t.requireOK(t.do(s, r.WithContext(httptrace.WithClientTrace(r.Context(), trace))))
+					require.Equal(t, i > 0, reused, "the connection is good for the next request")
+					time.Sleep(limit)
+				}
+			})
+		}
 	}
+	checks.Wait()
 }
 
 // streamedBody: the handler of a route that streams reads while the client sends.

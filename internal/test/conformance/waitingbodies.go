@@ -61,7 +61,7 @@ func asksFirst(t *fixture) {
 
 // boundedBodies: what bodies take up that wait is bounded, and free again when they have waited.
 func boundedBodies(t *fixture) {
-	const size, room = 1_000_000, 4
+	const size, room = 1_000_000, 2
 	b := t.setUp()
 	t.overBoth(func() App {
 		return orders(func(w http.ResponseWriter, r *http.Request) error {
