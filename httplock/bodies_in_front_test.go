@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -167,6 +168,14 @@ func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	count := func(r *http.Request) { r.Body = &counted{ReadCloser: r.Body} }
+	var h atomic.Pointer[http.HandlerFunc]
+	var servers [2]*httptest.Server
+	for i := range servers {
+		servers[i] = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*h.Load())(w, r) }))
+		servers[i].EnableHTTP2 = i > 0
+		servers[i].StartTLS()
+		defer servers[i].Close()
+	}
 	unmeasured := func(r *http.Request) { r.ContentLength = -1 }
 	first := func(r *http.Request) { _, _ = io.ReadFull(r.Body, make([]byte, 1)) }
 	for name, test := range map[string]struct {
@@ -217,11 +226,11 @@ func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
 		}}, "[1, 2]"},
 	} {
 		for i := range 8 {
-			http2, announced, guardedFront := i&1 > 0, i&2 > 0, i&4 > 0
-			what := fmt.Sprintf("%s, HTTP/2: %t, with a length: %t, between two guards: %t", name, http2, announced, guardedFront)
+			srv, announced, guardedFront := servers[i&1], i&2 > 0, i&4 > 0
+			what := fmt.Sprintf("%s, HTTP/2: %t, with a length: %t, between two guards: %t", name, srv.EnableHTTP2, announced, guardedFront)
 			p := &testbed.Parking{}
 			inner := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAnonymous())
-			h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			serve := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for _, front := range test.front {
 					front(r)
 				}
@@ -229,18 +238,15 @@ func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
 			})
 			if guardedFront {
 				key := func(*http.Request) (string, error) { return "outer", nil }
-				h = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key)(h).ServeHTTP
+				serve = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key)(serve).ServeHTTP
 			}
-			srv := httptest.NewUnstartedServer(h)
-			srv.EnableHTTP2 = http2
-			srv.StartTLS()
+			h.Store(&serve)
 			r := testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, test.sent)
 			if !announced {
 				r.Body, r.ContentLength = io.NopCloser(strings.NewReader(test.sent)), -1
 			}
 			r.Header.Set("Content-Encoding", map[bool]string{true: "gzip"}[strings.HasPrefix(name, "inflated")])
 			resp, err := testbed.Send(srv.Client(), r)
-			srv.Close()
 			require.NoError(t, err)
 			if test.parked == "" && (test.sent != "" || name == "drained, nothing sent" && !announced && !guardedFront) {
 				require.Equal(t, http.StatusConflict, resp.Status, what)

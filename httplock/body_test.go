@@ -127,28 +127,6 @@ func headOf(length int, more string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n", testbed.OrderPath, length, more)
 }
 
-// The connection's own deadline is back afterwards, and a request on it starts anew.
-func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
-	t.Parallel()
-	b := testbed.New(t, redistest.Embedded(t))
-	const limit = time.Second // a busy machine sends four bytes in less
-	for _, readTimeout := range []time.Duration{0, 2 * limit} {
-		conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
-			_, err := io.Copy(w, r.Body)
-			assert.NoError(t, err)
-		}, httplock.WithBodyTimeout(limit)), readTimeout)
-		for range 3 {
-			send(t, conn, headOf(4, "")+"a")
-			time.Sleep(limit / 10)
-			send(t, conn, "bcd")
-			resp, got := answer(t, answers)
-			require.Equal(t, "abcd", got)
-			require.False(t, resp.Close)
-			time.Sleep(limit * 5 / 4) // between requests the limit does not count
-		}
-	}
-}
-
 // A read deadline of the service's own, or its ReadTimeout, counts if it is the earlier one: before the key, and
 // with a ReadTimeout under it.
 func TestBody_AnEarlierReadDeadlineCounts(t *testing.T) {
@@ -185,25 +163,6 @@ func TestBody_AnEarlierReadDeadlineCounts(t *testing.T) {
 		_, err := answers.ReadByte()
 		require.ErrorIs(t, err, io.EOF, "the connection is closed")
 	}
-}
-
-func TestBody_Expect100ContinueIsAskedBeforeTheKey(t *testing.T) {
-	t.Parallel()
-	b := testbed.New(t, redistest.Embedded(t))
-	conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
-		_, err := io.Copy(w, r.Body)
-		assert.NoError(t, err)
-	}), 0)
-	send(t, conn, headOf(4, "Expect: 100-continue\r\n"))
-	line, err := answers.ReadString('\n')
-	require.NoError(t, err)
-	require.Contains(t, line, "100 Continue")
-	b.RequireFree(t)
-	_, err = answers.ReadString('\n')
-	require.NoError(t, err)
-	send(t, conn, "abcd")
-	resp, _ := answer(t, answers)
-	require.Equal(t, http.StatusOK, resp.StatusCode)
 }
 
 // What a handler sees of a body is as it was sent, trailers too.

@@ -31,7 +31,7 @@ func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
 		"one client":   func(*http.Request) (string, error) { return "mallory", nil },
 		"many clients": func(r *http.Request) (string, error) { return r.PathValue("id"), nil },
 	} {
-		each := 4 // of a MiB: more than Redis has
+		each := 3 // of a MiB: more than Redis has
 		if name == "one client" {
 			each = 1 // more than it may have
 		}

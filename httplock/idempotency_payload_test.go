@@ -135,9 +135,14 @@ func TestPayload_TruncatedMultipartIsItsBytes(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	contentType, whole := form(t, [2]string{"a", "1"}, [2]string{"b", "2"})
 	boundary := strings.TrimPrefix(contentType, "multipart/form-data; boundary=")
+	word := func(n int) bool { return strings.ContainsAny(whole[n:n+1], "0123456789abcdefghijklmnopqrstuvwxyz") }
+	var runs atomic.Int64
+	h := idempotent(t, b, nil, count(&runs, http.StatusOK))
 	for n := range len(whole) - 2 { // the last two are a line's end, which may be missing
-		var runs atomic.Int64
-		h := idempotent(t, b, nil, count(&runs, http.StatusOK))
+		if n > 1 && word(n-2) && word(n-1) && word(n) && word(n+1) {
+			continue // in the midst of a word
+		}
+		runs.Store(0)
 		key, body := fmt.Sprint("k", n), whole[:n]
 		first := testbed.Do(h, described(t, key, contentType, body))
 		requireReplayed(t, first, testbed.Do(h, described(t, key, contentType, body)))

@@ -199,7 +199,7 @@ func TestIdempotency_RequestsMadeAtOnceRunOnce(t *testing.T) {
 			"its own, wait":  {httplock.IdempotencyKey, retry.Policy{MaxWait: time.Minute}},
 			"its own, never": {httplock.IdempotencyKey, nil},
 		} {
-			const n = 100
+			const n = 30
 			var runs, running atomic.Int64
 			started, finish := make(chan struct{}, n), make(chan struct{})
 			mux := http.NewServeMux()

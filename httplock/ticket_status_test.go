@@ -131,15 +131,6 @@ func TestResponse_AStatusAloneIsAResponseThatWasBegun(t *testing.T) {
 	require.Empty(t, resp.Body)
 }
 
-func TestWaiting_ServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.Hold(t)
-	h := guarded(b.Locker.Guard(testbed.Patient{}), mustNotRun(t))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	testbed.RequireProblem(t, testbed.Do(h, testbed.Request(t, http.MethodPost, testbed.OrderPath, "").WithContext(ctx)), http.StatusServiceUnavailable, "timeout", true)
-}
-
 // readerThat is an empty body that does something when it is read.
 type readerThat func()
 

@@ -156,8 +156,12 @@ func TestTicket_TicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 		"no queue":     httplock.TicketHandler(nil, anyone),
 		"no authorize": httplock.TicketHandler(new(delayqueue.Queue), nil),
 	}
+	anns := &fakeQueue{principal: "ann", result: []byte("x")}
 	for _, state := range allStates {
-		handlers["somebody else's, "+string(state)] = httplock.TicketsOver(&fakeQueue{state: state, principal: "ann", result: []byte("x")}, ofAnn)
+		handlers["somebody else's, "+string(state)] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			anns.state = state
+			httplock.TicketsOver(anns, ofAnn).ServeHTTP(w, r)
+		})
 	}
 	want := testbed.Call(t, handlers["unknown"], http.MethodGet, ticketPath, "")
 	testbed.RequireProblem(t, want, http.StatusNotFound, "no-such-ticket", false)
@@ -180,6 +184,7 @@ func TestTicket_TicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 			}
 		}
 	}
+	require.Zero(t, anns.cancelled)
 	asked := unknown.asked
 	for _, path := range []string{
 		"/", "/tickets/", "/tickets/abc", ticketPath + "0", ticketPath + "/", ticketPath + "/results", "/tickets/result", "/result",
@@ -196,17 +201,6 @@ func TestTicket_TicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 	for _, state := range allStates {
 		same("no result, "+string(state), httplock.TicketsOver(&fakeQueue{state: state}, anyone), http.MethodGet, ticketPath+"/result")
 	}
-}
-
-func TestTicket_OfAnotherClientIsNotFound(t *testing.T) {
-	q := &fakeQueue{state: delayqueue.StateQueued, principal: "ann"}
-	h := httplock.TicketsOver(q, func(r *http.Request, s delayqueue.Status) bool { return s.Principal == r.Header.Get("X-User") })
-	require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodDelete, ticketPath, "").Status)
-	require.Zero(t, q.cancelled)
-	r := testbed.Request(t, http.MethodDelete, ticketPath, "")
-	r.Header.Set("X-User", "ann")
-	require.Equal(t, http.StatusNoContent, testbed.Do(h, r).Status)
-	require.Equal(t, 1, q.cancelled)
 }
 
 func TestTicketErrors(t *testing.T) {
@@ -407,29 +401,6 @@ func TestTicket_WaitsEndWhenTheServerShutsDown(t *testing.T) {
 		for range clients {
 			require.Contains(t, (<-others).Body, `"cancelled"`)
 		}
-	})
-}
-
-// The answer comes with the end, over HTTP and Redis.
-func TestTicket_IsAnsweredWhenTheReplayEnds(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openParking(t, env)
-		release := d.Hold(t)
-		ended := make(chan time.Time, 1)
-		d.handle(func(w http.ResponseWriter, _ *http.Request) {
-			time.Sleep(800 * time.Millisecond)
-			w.WriteHeader(http.StatusTeapot)
-			ended <- time.Now()
-		})
-		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
-		answered := make(chan *httptest.ResponseRecorder, 1)
-		go func() { answered <- get(t.Context(), d.mux, location, "wait=30") }()
-		d.work(t)
-		release()
-		w := <-answered
-		require.Less(t, time.Since(<-ended), 25*time.Second, "not with the end of its wait")
-		require.Equal(t, http.StatusSeeOther, w.Code)
-		require.Equal(t, "wait=30", w.Header().Get("Preference-Applied"))
 	})
 }
 

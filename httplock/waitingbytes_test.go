@@ -88,7 +88,7 @@ func (failingReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 // What a client announces takes up nothing: only what it sends does.
 func TestWaitingBytes_FollowWhatCame(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	const clients = 200
+	const clients = 20
 	h := guarded(b.Locker.Guard(testbed.Patient{}), mustNotRun(t), httplock.WithBodyTimeout(5*time.Second))
 	for name, test := range map[string]struct{ announced, sent, most int }{
 		"nothing":   {1 << 20, 0, 4 << 10},
