@@ -21,10 +21,35 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
+
+func TestMain(m *testing.M) {
+	gin.SetMode(gin.TestMode)
+	gin.DefaultErrorWriter = io.Discard // stacks of panics that are meant
+	redistest.Main(m)
+}
+
+var orderKey = ginlock.Param("order:", "id")
+
+// guarded serves handlers at POST and GET /orders/:id, behind PerKey.
+func guarded(guard *core.Guard, handlers ...gin.HandlerFunc) *gin.Engine {
+	r := gin.New()
+	chain := append([]gin.HandlerFunc{ginlock.PerKey(guard, orderKey)}, handlers...)
+	r.POST("/orders/:id", chain...)
+	r.GET("/orders/:id", chain...)
+	return r
+}
+
+func ok(c *gin.Context) { c.String(http.StatusOK, "ok") }
+
+func mustNotRun(t *testing.T) gin.HandlerFunc {
+	t.Helper()
+	return func(*gin.Context) { t.Error("the handler ran") }
+}
 
 // gin keeps a status back until there is something to write.
 func TestPerKey_AStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
@@ -170,25 +195,6 @@ func TestPerKey_KeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 		c.String(http.StatusOK, lease.Key())
 	})
 	require.Equal(t, "42", testbed.Call(t, mux, http.MethodPost, "/acme/orders/42", "").Body)
-}
-
-func TestPerKey_UnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.HoldKey(t, "k")
-	key := func(*http.Request) (string, error) { return "k", nil }
-	engine := gin.New()
-	engine.HandleMethodNotAllowed = true
-	engine.Use(ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), key))
-	engine.GET("/o", ok)
-	engine.POST("/o", mustNotRun(t))
-	engine.NoRoute(func(c *gin.Context) { c.String(http.StatusNotFound, "nothing here") })
-
-	resp := testbed.Call(t, engine, http.MethodPost, "/nowhere", "")
-	require.Equal(t, http.StatusNotFound, resp.Status)
-	require.Equal(t, "nothing here", resp.Body)
-	require.Equal(t, http.StatusMethodNotAllowed, testbed.Call(t, engine, http.MethodPut, "/o", "").Status)
-	require.Equal(t, "ok", testbed.Call(t, engine, http.MethodGet, "/o", "").Body)
-	testbed.RequireProblem(t, testbed.Call(t, engine, http.MethodPost, "/o", ""), http.StatusConflict, "conflict", true)
 }
 
 func TestNew_ReturnsMistakes(t *testing.T) {
@@ -339,4 +345,66 @@ func TestWithPrincipal_MayPutTheBodyBack(t *testing.T) {
 		assert.Equal(t, 2<<20, len(content)) //nolint:testifylint // Len prints it
 	})
 	require.Equal(t, http.StatusOK, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, strings.Repeat("x", 2<<20)).Status)
+}
+
+// idempotent has one POST /orders/:id, which looks at Idempotency-Key. Its responses to plain writers are conformance's.
+func idempotent(t *testing.T, h gin.HandlerFunc) *gin.Engine {
+	t.Helper()
+	b := testbed.New(t, redistest.Embedded(t))
+	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
+	require.NoError(t, err)
+	r := gin.New()
+	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.WithAnonymous()), h)
+	return r
+}
+
+func withKey(t *testing.T) *http.Request {
+	t.Helper()
+	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
+	r.Header.Set("Idempotency-Key", "k")
+	return r
+}
+
+func TestIdempotency_GinsOwnWaysToAnswer(t *testing.T) {
+	for name, answer := range map[string]gin.HandlerFunc{
+		"JSON":           func(c *gin.Context) { c.JSON(http.StatusCreated, gin.H{"a": 1}) },
+		"text":           func(c *gin.Context) { c.String(http.StatusOK, "caf\u00e9") },
+		"bytes":          func(c *gin.Context) { c.Data(http.StatusOK, "x/y", []byte("\x00\xff")) },
+		"status changed": func(c *gin.Context) { c.Status(500); c.Status(http.StatusAccepted) },
+		"abort":          func(c *gin.Context) { c.AbortWithStatusJSON(404, "no") },
+		"abort, status":  func(c *gin.Context) { c.AbortWithStatus(http.StatusConflict) },
+		"redirect":       func(c *gin.Context) { c.Redirect(http.StatusSeeOther, "/elsewhere") },
+	} {
+		runs, size := 0, 0
+		r := idempotent(t, func(c *gin.Context) {
+			runs++
+			answer(c)
+			size = max(0, c.Writer.Size())
+		})
+		first, second := testbed.Do(r, withKey(t)), testbed.Do(r, withKey(t))
+		require.Equal(t, len(first.Body), size, name)
+		require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), name)
+		require.Equal(t, [2]any{first.Status, first.Body}, [2]any{second.Status, second.Body}, name)
+		for _, header := range []string{"Content-Type", "Location"} {
+			require.Equal(t, first.Header[header], second.Header[header], name)
+		}
+		require.Equal(t, 1, runs, name)
+	}
+}
+
+// A handler that leaves without a word since its client left has not done its work.
+func TestIdempotency_AHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
+	runs := 0
+	ctx, leave := context.WithCancel(t.Context())
+	r := idempotent(t, func(c *gin.Context) {
+		if runs++; runs == 1 {
+			leave()
+			return
+		}
+		c.String(http.StatusOK, "done")
+	})
+	for _, ctx := range []context.Context{ctx, t.Context()} {
+		require.Empty(t, testbed.Do(r, withKey(t).WithContext(ctx)).Header.Get("Idempotent-Replayed"))
+	}
+	require.Equal(t, 2, runs)
 }

@@ -255,7 +255,7 @@ func (d *deployment) ends(p parked, servers ...*server) {
 func (d *deployment) meet(holder, other *server, again bool) {
 	d.t.Helper()
 	var clients sync.WaitGroup
-	for range 6 {
+	for range 3 {
 		clients.Go(func() {
 			order, _ := d.next(false)
 			n, release := d.hold(holder, order)
