@@ -81,7 +81,7 @@ func oneOutcome(t *fixture) {
 
 func (t *fixture) outcomesOfRefusals(l *ledger) {
 	b := t.setUp(shortLease())
-	said := &testbed.Log{}
+	refused := t.refusing(b)
 	for _, x := range refusals(t.store(b)) {
 		if x.kind == "" {
 			continue
@@ -91,7 +91,7 @@ func (t *fixture) outcomesOfRefusals(l *ledger) {
 			release = b.Hold(t)
 		}
 		x.opts = append(x.opts, l.option())
-		resp := t.refused(b, t.adapter, x, said)
+		resp := refused(t.adapter, x)
 		release()
 		e := l.requireOne(t, x.name, x.kind, resp.Status)
 		if x.key == nil && x.kind != httplock.OutcomeError && x.kind != httplock.OutcomeRefused {

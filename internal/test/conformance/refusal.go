@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -277,59 +279,61 @@ func refusals(store *idempotency.Store) []refusal {
 // middleware in front has said of a response of its own is taken back in both.
 func sameBytes(t *fixture) {
 	b := t.setUp(shortLease())
-	said := &testbed.Log{}
+	refused := t.refusing(b)
 	for _, x := range refusals(t.store(b)) {
 		release := func() {}
 		if !x.lost {
 			release = b.Hold(t)
 		}
-		got := t.refused(b, t.adapter, x, said)
-		want := t.refused(b, NetHTTP(), x, said)
+		got, want := refused(t.adapter, x), refused(NetHTTP(), x)
 		release()
 		assert.Equal(t, x.status, got.Status, x.name)
 		assert.Equal(t, want, got, x.name)
 	}
 }
 
-// refused is the answer to x, without what differs from one time to the next.
-func (t *fixture) refused(b *testbed.Fixture, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
+// refusing starts a server for all refusals. It returns a function for the answer to x, without what differs from one time to the next.
+func (t *fixture) refusing(b *testbed.Fixture) (refused func(a Adapter, x refusal) testbed.Answer) {
 	t.Helper()
-	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
-	if x.key != nil {
-		l.Key = x.key
-	}
-	handler := Handler(t.mustNotRun)
-	if x.lost {
-		handler = func(_ http.ResponseWriter, r *http.Request) error {
-			t.loseLease(b, r)
-			return nil
-		}
-	}
+	var engine atomic.Pointer[http.Handler]
+	said := &testbed.Log{}
+	s := t.start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*engine.Load()).ServeHTTP(w, r) }),
+		func(said string) { assert.Empty(t, said, "the server's log") })
 	outer := Middleware(func(c Context) error {
 		c.Writer().Header().Set("X-Outer", "stays")
 		c.Writer().Header().Set("Etag", `"goes"`)
 		return c.Next()
 	})
-	method := x.method
-	if method == "" {
-		method = http.MethodPost
-	}
-	engine := a.New(App{Routes: []Route{order(method, handler, outer, l)}})
-	s := t.start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if x.timeout > 0 {
-			ctx, cancel := context.WithTimeout(r.Context(), x.timeout)
-			defer cancel()
-			r = r.WithContext(ctx)
+	return func(a Adapter, x refusal) testbed.Answer {
+		l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
+		if x.key != nil {
+			l.Key = x.key
 		}
-		engine.ServeHTTP(w, r)
-	}), func(said string) { assert.Empty(t, said, "the server's log") })
-	r := t.request(s, method, testbed.OrderPath, x.body)
-	maps.Copy(r.Header, x.header)
-	if x.chunked {
-		r.ContentLength = -1
+		handler := Handler(t.mustNotRun)
+		if x.lost {
+			handler = func(_ http.ResponseWriter, r *http.Request) error {
+				t.loseLease(b, r)
+				return nil
+			}
+		}
+		method := cmp.Or(x.method, http.MethodPost)
+		routed := a.New(App{Routes: []Route{order(method, handler, outer, l)}})
+		h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if x.timeout > 0 {
+				ctx, cancel := context.WithTimeout(r.Context(), x.timeout)
+				defer cancel()
+				r = r.WithContext(ctx)
+			}
+			routed.ServeHTTP(w, r)
+		}))
+		engine.Store(&h)
+		r := t.request(s, method, testbed.OrderPath, x.body)
+		maps.Copy(r.Header, x.header)
+		if x.chunked {
+			r.ContentLength = -1
+		}
+		return stable(t, t.do(s, r))
 	}
-	resp := t.do(s, r)
-	return stable(t, resp)
 }
 
 var retryAfterMS = regexp.MustCompile(`"retry_after_ms":\d+`)

@@ -72,8 +72,8 @@ func boundedBodies(t *fixture) {
 		served := 0
 		for attempt := 0; served == 0 && attempt < 10; attempt++ { // the bodies of other tests may take up all the room of this process
 			release := b.Hold(t)
-			answers := t.atOnce(s, 3*room, t.posts(s, text(size)))
-			for range 2 * room {
+			answers := t.atOnce(s, 2*room, t.posts(s, text(size)))
+			for range room {
 				if resp := await(t, answers, "refused while the key is held"); resp.Status != 0 {
 					testbed.RequireProblem(t, resp, http.StatusServiceUnavailable, "waiting-full", true)
 				}
