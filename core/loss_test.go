@@ -131,3 +131,19 @@ func testQuitter(t *testing.T, end func()) {
 		require.Greater(t, q.renewed.Load(), int64(8), "more than may be in flight")
 	})
 }
+
+// lossCounter counts what was lost.
+type lossCounter struct {
+	core.NopObserver
+	lost, batches, renewed, failed atomic.Int64
+}
+
+func (o *lossCounter) OnLost(context.Context, core.Lost) { o.lost.Add(1) }
+
+func (o *lossCounter) OnRenewed(_ context.Context, r core.Renewed) {
+	o.batches.Add(1)
+	o.renewed.Add(int64(r.Leases))
+	if r.Err != nil {
+		o.failed.Add(1)
+	}
+}
