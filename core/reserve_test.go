@@ -213,7 +213,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook, patie
 	if reservedFor(t, l, key) < 30*time.Second {
 		return "it was shortened"
 	}
-	if page, err := l.List(ctx, "", 10); err != nil || len(page.Keys) != 1 {
+	if len(listAll(t, l, 10)) != 1 {
 		return "it is not in use"
 	}
 	for _, opts := range [][]core.AcquireOption{nil, {core.Shared()}, {core.Counted(3)}} {
