@@ -145,12 +145,11 @@ func acquired(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOpti
 }
 
 // refused checks that a call which does not wait meets a conflict.
-func refused(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) (conflict *core.ConflictError) {
+func refused(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) {
 	t.Helper()
 	_, err := l.TryAcquire(t.Context(), key, opts...)
 	require.ErrorIs(t, err, core.ErrConflict)
-	require.ErrorAs(t, err, &conflict)
-	return conflict
+	require.ErrorAs(t, err, new(*core.ConflictError))
 }
 
 // release releases leases, and sets of them, one after the other.

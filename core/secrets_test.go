@@ -121,10 +121,12 @@ func (o both) OnOutcome(ctx context.Context, e core.Outcome) {
 	o.a.OnOutcome(ctx, e)
 	o.b.OnOutcome(ctx, e)
 }
+
 func (o both) OnWaiting(ctx context.Context, e core.Waiting) {
 	o.a.OnWaiting(ctx, e)
 	o.b.OnWaiting(ctx, e)
 }
+
 func (o both) OnReleased(ctx context.Context, e core.Released) {
 	o.a.OnReleased(ctx, e)
 	o.b.OnReleased(ctx, e)
@@ -134,10 +136,12 @@ func (o both) OnUnclaimed(ctx context.Context, e core.Unclaimed) {
 	o.a.OnUnclaimed(ctx, e)
 	o.b.OnUnclaimed(ctx, e)
 }
+
 func (o both) OnRenewed(ctx context.Context, e core.Renewed) {
 	o.a.OnRenewed(ctx, e)
 	o.b.OnRenewed(ctx, e)
 }
+
 func (o both) OnWarning(ctx context.Context, e core.Warning) {
 	o.a.OnWarning(ctx, e)
 	o.b.OnWarning(ctx, e)

@@ -76,10 +76,16 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 			room    delayqueue.Job // there is some for it
 		}{
 			"key": {func(int) delayqueue.Job { return delayqueue.Job{Key: "hot"} }, 8 << 10, delayqueue.ErrKeyFull, 256 << 10, delayqueue.Job{Key: "other"}},
-			"principal": {func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i), Principal: "mallory"} }, 2500,
-				delayqueue.ErrPrincipalFull, 512 << 10, delayqueue.Job{Key: "1", Principal: "alice"}},
-			"queue": {func(i int) delayqueue.Job { return delayqueue.Job{Principal: fmt.Sprint(i % 9), Key: fmt.Sprint(i)} }, 8 << 10,
-				delayqueue.ErrQueueFull, 1 << 20, delayqueue.Job{}},
+			"principal": {
+				func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i), Principal: "mallory"} }, 2500,
+				delayqueue.ErrPrincipalFull, 512 << 10,
+				delayqueue.Job{Key: "1", Principal: "alice"},
+			},
+			"queue": {
+				func(i int) delayqueue.Job { return delayqueue.Job{Principal: fmt.Sprint(i % 9), Key: fmt.Sprint(i)} }, 8 << 10,
+				delayqueue.ErrQueueFull, 1 << 20,
+				delayqueue.Job{},
+			},
 		} {
 			own := *env
 			own.Prefix += name

@@ -63,7 +63,8 @@ func keyringOf(key []byte) Keyring { return Keyring{Current: "k", Keys: map[stri
 func TestEncryption_SealedDataIsOpenedAgain(t *testing.T) {
 	for _, keyID := range []string{"k", strings.Repeat("k", keyring.MaxKeyIDLen)} {
 		s := testSealer(t, "q", Keyring{Current: keyID, Keys: map[string][]byte{keyID: randomKey()}})
-		require.NotEqual(t, sealTest(t, s, "work"), sealTest(t, s, "work"))
+		once, again := sealTest(t, s, "work"), sealTest(t, s, "work")
+		require.NotEqual(t, once, again)
 		for _, kind := range []string{kindPayload, kindResult, kindCause} {
 			for _, plain := range [][]byte{{}, []byte("w"), bytes.Repeat([]byte("a secret "), 10_000)} {
 				sealed := of(s.seal(kind, sealedOf{id: "of " + kind}, plain))(t)

@@ -307,6 +307,7 @@ func park(t *testing.T, guard *core.Guard, call core.Call) string {
 func (b *bench) cancelAll(f delayqueue.Filter) int {
 	return of(b.queue.CancelAll(b.t.Context(), f))(b.t)
 }
+
 func (b *bench) purgeAll(f delayqueue.Filter) int { return of(b.queue.PurgeAll(b.t.Context(), f))(b.t) }
 
 func (b *bench) redriveAll(f delayqueue.Filter, o delayqueue.RedriveOptions) int {
@@ -314,7 +315,8 @@ func (b *bench) redriveAll(f delayqueue.Filter, o delayqueue.RedriveOptions) int
 }
 
 // result returns a message's.
-func (b *bench) result(id string) string         { return string(of(b.queue.Result(b.t.Context(), id))(b.t)) }
+func (b *bench) result(id string) string { return string(of(b.queue.Result(b.t.Context(), id))(b.t)) }
+
 func (b *bench) payload(id string) string        { return string(of(b.queue.Payload(b.t.Context(), id))(b.t)) }
 func (b *bench) peek(id string) delayqueue.Entry { return of(b.queue.Peek(b.t.Context(), id))(b.t) }
 

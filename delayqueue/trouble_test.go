@@ -184,7 +184,7 @@ func TestStop_DoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
 		cancel()
 		stopped := make(chan error, 1)
 		go func() { stopped <- w.Stop(ctx) }()
-		next(t, stopped)
+		<-stopped
 	})
 }
 

@@ -386,7 +386,7 @@ func TestCapture_OfWhatMiddlewareLeaves(t *testing.T) {
 		servers[i] = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*h.Load())(w, r) }))
 		servers[i].EnableHTTP2 = i > 0
 		servers[i].StartTLS()
-		defer servers[i].Close()
+		t.Cleanup(servers[i].Close)
 	}
 	unmeasured := func(r *http.Request) { r.ContentLength = -1 }
 	first := func(r *http.Request) { _, _ = io.ReadFull(r.Body, make([]byte, 1)) }

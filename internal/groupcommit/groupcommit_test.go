@@ -113,7 +113,8 @@ func TestAdd_ABatchHasWhatFits(t *testing.T) {
 	}{
 		"two at a time": {
 			groupcommit.Options[int]{Fits: func(queue []int) int { return min(2, len(queue)) }},
-			[]int{1, 2, 3, 4, 5}, [][]int{{1, 2}, {3, 4}, {5}},
+			[]int{1, 2, 3, 4, 5},
+			[][]int{{1, 2}, {3, 4}, {5}},
 		},
 		"what is first, as many as there is room for, and none whose caller has left": {
 			groupcommit.Options[int]{

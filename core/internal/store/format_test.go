@@ -66,8 +66,10 @@ func answers(want any) func(*testing.T, any) {
 }
 
 // minute stands for what a record lasts, in ms; anything for a number that may be any.
-type minute struct{}
-type anything struct{}
+type (
+	minute   struct{}
+	anything struct{}
+)
 
 // told is a reply of several words.
 func told(want ...any) func(*testing.T, any) {
