@@ -182,8 +182,11 @@ func TestStop_DoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
 		time.Sleep(200 * time.Millisecond) // they are announced
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		stopped := make(chan error, 1)
-		go func() { stopped <- w.Stop(ctx) }()
+		stopped := make(chan struct{})
+		go func() {
+			_ = w.Stop(ctx)
+			close(stopped)
+		}()
 		<-stopped
 	})
 }
