@@ -315,6 +315,9 @@ func TestWarning_NobodyHasClaimedIsOverWhenNothingIsQueued(t *testing.T) {
 		redistest.Eventually(t, func() bool { return !b.queue.LooksForWorkers() }, "nobody looks any more")
 
 		w := b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("it fails")) })
+		_, err := b.newQueue(b.rdb).Enqueue(t.Context(), delayqueue.Job{ID: "first"})
+		require.NoError(t, err)
+		b.reaches("first", delayqueue.StateDead) // its claims are known
 		id = b.parkCall("k")
 		require.NoError(t, held.Release(t.Context()))
 		b.reaches(id, delayqueue.StateDead)

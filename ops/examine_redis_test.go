@@ -120,7 +120,9 @@ func TestExamine_AReplicaPair(t *testing.T) {
 	replica, copied := durableRedis(t, "--replicaof", host, port)
 	redistest.Eventually(t, func() bool { return strings.Contains(rdb.Info(t.Context(), "replication").Val(), "state=online") }, "it has one")
 	require.Equal(t, []string{"look replicas " + primary.Addr}, found(t, rdb, ops.ExamineOptions{}, "replicas", "read_only"))
-	require.Equal(t, []string{"act read_only " + replica.Addr}, found(t, copied, ops.ExamineOptions{}, "replicas", "read_only"))
+	redistest.Eventually(t, func() bool { // it may still be loading
+		return slices.Equal([]string{"act read_only " + replica.Addr}, found(t, copied, ops.ExamineOptions{}, "replicas", "read_only"))
+	}, "it is read-only")
 	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
 	require.Empty(t, found(t, rdb, ops.ExamineOptions{}, "replicas"))
 	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err())

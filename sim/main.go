@@ -99,7 +99,12 @@ func run() error {
 		w.playAll(all, slices.Values(worlds))
 	}
 	w.playAll(all, func(yield func(plan.Config) bool) {
-		for next, end := c, c.Seed+*seeds; next.Seed < end && yield(next); next.Seed++ {
+		next := c
+		for range *seeds {
+			if !yield(next) {
+				return
+			}
+			next.Seed++
 		}
 	})
 	fmt.Print(all)
