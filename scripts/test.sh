@@ -38,7 +38,7 @@ test_beside() { (test_module "$1") >"$tmp/${1//\//-}.output" 2>&1 || echo "$1" >
 if [ $all ]; then
 	beside=$(git ls-files '*/go.mod' | xargs -n1 dirname)
 elif [ $# = 0 ]; then
-	beside="simulate examples/shop httplock/openapitest"
+	beside="examples/shop httplock/openapitest simulate"
 else
 	beside=
 fi

@@ -234,7 +234,7 @@ func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Serve
 // second.) Before Redis 7 it takes some seconds longer to fail over.
 func hasten(t testing.TB, sentinel *Server, downAfter time.Duration) {
 	t.Helper()
-	rdb := sentinel.client(t)
+	rdb := Client(t, &redis.Options{Addr: sentinel.Addr, ReadTimeout: time.Minute}) // it has just begun, and much else has
 	if rdb.Do(t.Context(), "sentinel", "debug", "ping-period", "300", "ask-period", "100", "info-period", "200",
 		"publish-period", "200").Err() == nil {
 		require.NoError(t, rdb.Do(t.Context(), "sentinel", "set", primaryName, "down-after-milliseconds", downAfter.Milliseconds()).Err())

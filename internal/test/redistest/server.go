@@ -108,7 +108,7 @@ func plan(dir string, args ...string) (*Server, error) {
 func (s *Server) client(t testing.TB) *redis.Client {
 	t.Helper()
 	if s.rdb == nil {
-		s.rdb = Client(t, &redis.Options{Addr: s.Addr, MaxRetries: -1, ReadTimeout: time.Minute}) // on a busy machine it takes a while
+		s.rdb = Client(t, &redis.Options{Addr: s.Addr, MaxRetries: -1})
 	}
 	return s.rdb
 }
