@@ -69,7 +69,7 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now); {",
+		old:    "switch owned, err = owner.releaseGrant(ctx, l.grant, keptUntil, now); {",
 		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
