@@ -70,7 +70,7 @@ var engineMutants = []engineMutant{
 	{
 		name: "a release is not sent", file: "lease.go",
 		old:    "switch owned, err = owner.releaseGrant(ctx, l.grant, keptUntil, now); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseGrant(ctx, l.grant, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseGrant(ctx, l.grant, keptUntil, now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }
@@ -91,7 +91,7 @@ var testedMutants = []mutant.Mutant{
 	{Name: "a period lasts for all of every", File: "once.go", Old: "o.minHold = every - every/10", New: "o.minHold = map[bool]time.Duration{true: every, false: every - every/10}[%s]", Tests: "^TestOnce_EachTick"},
 	{Name: "a failed run keeps its period", File: "once.go", Old: "lease.minHold = 0\n", New: "if !%s {\n\t\tlease.minHold = 0\n\t}\n", Tests: "^TestOnce_AFailedRun"},
 	{Name: "a split vote leaves a tick out", File: "once.go", Old: "if !l.store.Queues() {", New: "if !l.store.Queues() && !%s {", Tests: "^TestOnce_ASplitVote"},
-	{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.grant, l.minHold-l.granted.Elapsed(now))", New: "owner.cancel(l.grant, map[bool]time.Duration{false: l.minHold - l.granted.Elapsed(now)}[%s])", Tests: "^TestOnce_APeriodSurvives"},
+	{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.grant, keptUntil)", New: "owner.cancel(l.grant, map[bool]time.Time{false: keptUntil}[%s])", Tests: "^TestOnce_APeriodSurvives"},
 	{Name: "a MinHold counts from when Redis is back", File: "internal/store/release.go", Old: "// as of this try\n", New: "\n\tif %s && keep > 0 {\n\t\tkeep += 3 * time.Second\n\t}\n", Tests: "^TestOnce_APeriodSurvives"},
 	{Name: "a release hides the cause of the caller's ctx", File: "ending.go", Old: "if e.parent.Err() != nil {", New: "if e.parent.Err() != nil && !%s {", Tests: "^TestLease_ContextIsAskedAfter"},
 	{Name: "the cause of a ctx is its caller's", File: "ending.go", Old: "key == cancellationKey", New: "key == cancellationKey && !%s", Tests: "^TestLease_ContextIsAskedAfter"},
