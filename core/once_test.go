@@ -94,7 +94,7 @@ func TestOnce_EachTickRunsOnOneReplica(t *testing.T) {
 func TestOnce_ASplitVoteLeavesNoTickOut(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
-		const keys = 2
+		const keys = 5
 		var runs [keys]atomic.Int64
 		var calls sync.WaitGroup
 		for replica := range nodes {
