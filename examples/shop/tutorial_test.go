@@ -162,6 +162,12 @@ touch turns/1.end; wait $$first
 touch turns/2.end; wait $$second
 mv turns over; rm -r over`
 
+// atOnce is a command that sends two requests at the same time: their work takes no time, so that neither waits for too long.
+const atOnce = `mkdir turns; touch turns/1.end turns/2.end
+%s
+until [ -d turns/2 ]; do sleep 0.01; done
+mv turns over; rm -r over`
+
 // A shell does what a reader of a section types.
 type shell struct {
 	bin, dir string
@@ -186,9 +192,12 @@ func (s *shell) follow(t *testing.T, block string) {
 
 func (s *shell) ask(t *testing.T, command, want string) {
 	t.Helper()
-	s.asked++
 	require.Equal(t, strings.Contains(command, "sleep"), second.MatchString(command), "what it waits for is an event here")
-	cmd := exec.CommandContext(t.Context(), "bash", "-c", second.ReplaceAllString(s.reader.Replace(command), ordered))
+	script := second.ReplaceAllString(s.reader.Replace(command), ordered)
+	if s.asked++; script == s.reader.Replace(command) && strings.Contains(command, "&") {
+		script = fmt.Sprintf(atOnce, script)
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
 	cmd.Dir = s.dir
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output() // waits for what runs in the background too
