@@ -193,7 +193,7 @@ func TestReservation_TheLifeOfAReservedKey(t *testing.T) {
 
 // reservationTrouble plays a reserved key's life, and says what is wrong with it: "" if
 // nothing is. It is long since it is one story.
-func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook, patience time.Duration) string {
+func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook, within time.Duration) string {
 	t.Helper()
 	ctx, key := t.Context(), "k"
 	l, waiting := hooked(t, env, hook), hooked(t, env, hook)
@@ -202,7 +202,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook, patie
 	warm(t, waiting)
 	listening(t, l, waiting)
 	soon := func(ok func() bool) bool {
-		for end := time.Now().Add(patience); time.Now().Before(end) && !ok(); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(within); time.Now().Before(end) && !ok(); time.Sleep(time.Millisecond) {
 			continue
 		}
 		return ok()
