@@ -150,7 +150,7 @@ func (s *Sentinel) Isolate(t testing.TB, alone func()) (old *Server, heal func()
 	require.NoError(t, app.ClientKillByFilter(t.Context(), "TYPE", "replica").Err())
 	alone()
 	require.NoError(t, app.ClientKillByFilter(t.Context(), "USER", "default").Err())
-	for end := time.Now().Add(time.Minute); s.Primary(t) == old; time.Sleep(20 * time.Millisecond) { // votes can be split
+	for end := time.Now().Add(5 * time.Minute); s.Primary(t) == old; time.Sleep(20 * time.Millisecond) { // votes can be split
 		require.True(t, time.Now().Before(end), "no other primary is elected")
 	}
 	return old, func() {
@@ -231,12 +231,12 @@ func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Serve
 
 // hasten has a sentinel ping and ask more often, so that it can take a silent server for dead after downAfter and
 // never one that is well. (Five ping periods are how old its news of a replica may be, and it asks for some once a
-// second.) Before Redis 7 it takes some seconds longer to fail over.
+// second. A sentinel that was held up for 2 s only looks on for the tilt period.) Before Redis 7 it takes some seconds longer to fail over.
 func hasten(t testing.TB, sentinel *Server, downAfter time.Duration) {
 	t.Helper()
 	rdb := Client(t, &redis.Options{Addr: sentinel.Addr, ReadTimeout: time.Minute}) // it has just begun, and much else has
 	if rdb.Do(t.Context(), "sentinel", "debug", "ping-period", "300", "ask-period", "100", "info-period", "200",
-		"publish-period", "200").Err() == nil {
+		"publish-period", "200", "tilt-period", "3000").Err() == nil {
 		require.NoError(t, rdb.Do(t.Context(), "sentinel", "set", primaryName, "down-after-milliseconds", downAfter.Milliseconds()).Err())
 	}
 }
