@@ -172,19 +172,25 @@ func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
 
 func TestDebounce_HoldsUpNobodyParked(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		var r ran
-		b.start(r.handle)
-		lease := b.hold("k")
-		quiet := park(t, b.other.Guard(delayqueue.Debounce(b.queue, time.Minute, time.Minute)), save("k", "u", 1))
-		other := park(t, b.other.Guard(delayqueue.Policy(b.queue)), save("k", "v", 2))
-		require.NoError(t, lease.Release(t.Context()))
-		b.reaches(other, delayqueue.StateDone)
-		time.Sleep(50 * time.Millisecond)
-		park(t, b.other.Guard(delayqueue.Policy(b.queue)), save("k", "u", 3)) // the key is still reserved
-		require.Equal(t, delayqueue.StateQueued, b.status(quiet).State)
-		require.NoError(t, b.queue.Cancel(t.Context(), quiet))
-		redistest.Eventually(t, func() bool {
-			return b.other.Do(t.Context(), "k", func(context.Context) error { return nil }) == nil
-		}, "the key is free when nothing is quiet")
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			if m.Key == "fails" && m.Attempt == 1 {
+				return errors.New("it fails once")
+			}
+			return nil
+		})
+		for _, key := range []string{"k", "fails"} {
+			lease := b.hold(key)
+			quiet := park(t, b.other.Guard(delayqueue.Debounce(b.queue, time.Minute, time.Minute)), save(key, "u", 1))
+			other := park(t, b.other.Guard(delayqueue.Policy(b.queue)), save(key, "v", 2))
+			require.NoError(t, lease.Release(t.Context()))
+			b.reaches(other, delayqueue.StateDone)
+			time.Sleep(50 * time.Millisecond)
+			park(t, b.other.Guard(delayqueue.Policy(b.queue)), save(key, "u", 3)) // the key is still reserved
+			require.Equal(t, delayqueue.StateQueued, b.status(quiet).State)
+			require.NoError(t, b.queue.Cancel(t.Context(), quiet))
+			redistest.Eventually(t, func() bool {
+				return b.other.Do(t.Context(), key, func(context.Context) error { return nil }) == nil
+			}, "the key is free when nothing is quiet")
+		}
 	})
 }

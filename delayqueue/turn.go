@@ -246,7 +246,7 @@ func (t *turn) release(c *claim, v outcome) error {
 	case v.end == store.Died && t.worker.queue.halt == HaltParked:
 		unreserves = true
 	case !ended && v.delay > 0 && !v.end.AwaitsKey(): // fresh calls need not wait for one that waits for its next attempt, or for another process
-		unreserves = true
+		unreserves = !c.partition.HasQuiet(ctx, m.Key)
 	case window > 0 && (m.QueuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && c.partition.HasQueuedAfter(ctx, m.Key, m.ID)):
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, window)

@@ -40,6 +40,18 @@ func (p *Partition) Wake(ctx context.Context, keys []string, wake bool) ([]Woken
 	return found, nil
 }
 
+// HasQuiet reports whether a message of the key may be in its quiet period: a fresh call would be undone by it.
+func (p *Partition) HasQuiet(ctx context.Context, key string) bool {
+	ctx, cancel := context.WithTimeout(ctx, CommandTimeout)
+	defer cancel()
+	n, err := p.quiet(ctx, p.store.Client, key).Result()
+	return err != nil || n > 0
+}
+
+func (p *Partition) quiet(ctx context.Context, rdb redis.Cmdable, key string) *redis.IntCmd {
+	return rdb.ZLexCount(ctx, p.Keys[KeyFIFOs], "["+key+"\n\x7f", "("+key+"\v")
+}
+
 // HasQueuedAfter reports whether others may be queued after a message. One that was parked between
 // the claim and the lease is not in QueuedAfter, and its reservation is older than the lease.
 func (p *Partition) HasQueuedAfter(ctx context.Context, key, id string) bool {
@@ -47,7 +59,7 @@ func (p *Partition) HasQueuedAfter(ctx context.Context, key, id string) bool {
 	defer cancel()
 	pipe := p.store.Client.Pipeline()
 	last := pipe.ZRevRangeByLex(ctx, p.Keys[KeyFIFOs], &redis.ZRangeBy{Max: "(" + key + "\n~", Min: "[" + key + "\n", Count: 1})
-	quiet := pipe.ZLexCount(ctx, p.Keys[KeyFIFOs], "["+key+"\n\x7f", "("+key+"\v")
+	quiet := p.quiet(ctx, pipe, key)
 	if _, err := pipe.Exec(ctx); err != nil || quiet.Val() > 0 {
 		return true
 	}
