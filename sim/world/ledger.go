@@ -25,7 +25,7 @@ type message struct {
 	delay, maxAge time.Duration
 	fresh         bool // it ran at once, and was not stored
 	refused       bool // the queue was full
-	result        bool // its handler set one
+	result, told  bool // its handler set one, and nothing failed; its handler set one
 	asked         bool // somebody asked for it to be cancelled
 	redriven      int
 	leads         bool             // it was redriven, and goes before what it halted
@@ -44,7 +44,9 @@ type message struct {
 }
 
 // ticketed reports whether the queue gives it its id.
-func (m *message) ticketed() bool { return m.kind == "park" || m.kind == "nameless" }
+func (m *message) ticketed() bool {
+	return m.kind == "park" || m.kind == "quiet" || m.kind == "nameless"
+}
 
 // name is what the queue knows it by.
 func (m *message) name() string {
@@ -182,7 +184,7 @@ func (l *ledger) check(m *message, state delayqueue.State) {
 
 // replaces reports whether a message may take the place of another.
 func (m *message) replaces(o *message) bool {
-	return m != o && m.kind == o.kind && (m.kind == "coalesce" || m.kind == "debounce") && m.key == o.key && m.principal == o.principal
+	return m != o && m.kind == o.kind && (m.kind == "coalesce" || m.kind == "debounce" || m.kind == "quiet") && m.key == o.key && m.principal == o.principal
 }
 
 // replaced checks that a message that is started was not replaced well before.
@@ -198,7 +200,7 @@ func (l *ledger) replaced(m *message) {
 
 // early reports whether a message is started within its quiet period. What it takes the place of may have waited for long enough.
 func (l *ledger) early(m *message) bool {
-	if m.kind != "debounce" || time.Since(m.called) >= quietPeriod-2*time.Millisecond { // Redis's times are in whole ones
+	if m.kind != "debounce" && m.kind != "quiet" || time.Since(m.called) >= quietPeriod-2*time.Millisecond { // Redis's times are in whole ones
 		return false
 	}
 	var started time.Time
@@ -230,7 +232,7 @@ func (l *ledger) standstill() time.Duration {
 // waits reports whether a message is in the queue for sure, and was not given to a handler that failed.
 func (l *ledger) waits(m *message) bool {
 	return !m.acked.IsZero() && !m.fresh && m.seen == "" && m.done == 0 && m.failed == 0 && !m.asked && m.redriven == 0 &&
-		m.kind != "coalesce" && m.kind != "debounce" && time.Since(m.called) < m.maxAge && !l.lost(m) && l.w.quiet(m.called)
+		m.kind != "coalesce" && m.kind != "debounce" && m.kind != "quiet" && time.Since(m.called) < m.maxAge && !l.lost(m) && l.w.quiet(m.called)
 }
 
 // mayWait reports whether a message may be in the queue.
@@ -324,7 +326,7 @@ func (l *ledger) overtakes(key string, s, last *stay) {
 		case m.key != key || m.seen != "":
 		case m.starts > 0 && m.done == 0 || m.starts > m.done+m.failed:
 			return // it waits for its next attempt: the key is free meanwhile
-		case m.kind == "park" && m.starts == 0 && !m.fresh && !m.asked && !m.acked.IsZero() && m.acked.UnixMicro() < s.fence &&
+		case (m.kind == "park" || m.kind == "quiet" && !slices.ContainsFunc(l.all, func(o *message) bool { return o.replaces(m) && o.called.After(m.called) })) && m.starts == 0 && !m.fresh && !m.asked && !m.acked.IsZero() && m.acked.UnixMicro() < s.fence &&
 			l.w.disturbed.Before(m.called) && time.Since(m.called) < l.window:
 			parked = m
 		}

@@ -16,7 +16,7 @@ import (
 
 // locks is a world of processes whose goroutines call for few keys, in every way that there is.
 func (w *world) locks() {
-	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), auditor: newAuditor(w), tokens: map[string]string{}, runs: map[int64]*stay{}, waiting: map[string]int{}, every: pick(newChance(w.config.Seed, 7), 4*time.Second, 12*time.Second)}
+	l := &locksWorkload{w: w, r: newChance(w.config.Seed, 4), more: newChance(w.config.Seed, 8), auditor: newAuditor(w), tokens: map[string]detached{}, runs: map[int64]*stay{}, waiting: map[string]int{}, every: pick(newChance(w.config.Seed, 7), 4*time.Second, 12*time.Second)}
 	l.keys, l.calls = lockKeys[:1+l.r.IntN(len(lockKeys))], some(l.r, lockCalls)
 	l.longest = 2500 * time.Millisecond
 	switch l.r.IntN(8) {
@@ -26,6 +26,8 @@ func (w *world) locks() {
 	case 1: // what an outage costs who works for long is seen
 		l.calls, l.longest = []string{"exclusive", "shared", "counted"}, 20*time.Second
 		w.only(15*time.Second, "restart")
+	case 2: // a key that processes hand to one another for long
+		l.keys, l.calls, l.longest, l.hot, w.faults = lockKeys[:1], []string{"exclusive"}, 60*time.Millisecond, true, nil
 	}
 	go l.auditor.watch(l.keys)
 	w.startAll(l.work, l.stop)
@@ -34,17 +36,24 @@ func (w *world) locks() {
 
 type locksWorkload struct {
 	w       *world
-	r       chance
+	r, more chance
 	auditor *auditor
 	keys    []string
 	calls   []string
-	tokens  map[string]string // of detached leases, by key
-	runs    map[int64]*stay   // of Once, by their fences
-	period  *stay             // the last run that Redis knows to have succeeded
-	waiting map[string]int    // calls under way, by process
-	every   time.Duration     // is the period of Once
-	tries   bool              // nobody waits, and the first key is counted
-	longest time.Duration     // for which somebody works
+	tokens  map[string]detached // by key
+	runs    map[int64]*stay     // of Once, by their fences
+	period  *stay               // the last run that Redis knows to have succeeded
+	waiting map[string]int      // calls under way, by process
+	every   time.Duration       // is the period of Once
+	tries   bool                // nobody waits, and the first key is counted
+	longest time.Duration       // for which somebody works
+	hot     bool                // the next call comes at once, and keeps its place
+}
+
+// detached is a lease that waits for who resumes it.
+type detached struct {
+	token string
+	fence int64
 }
 
 var lockKeys = []string{"k0", "k1", "k2"}
@@ -57,7 +66,9 @@ func (l *locksWorkload) work(p *process) {
 	for g := range 4 {
 		go func() {
 			for n := 0; !p.over(); n++ {
-				time.Sleep(l.r.between(0, 600*time.Millisecond))
+				if !l.hot {
+					time.Sleep(l.r.between(0, 600*time.Millisecond))
+				}
 				l.waiting[p.name]++
 				l.call(p, fmt.Sprintf("%s.%d.%d", p.name, g, n))
 				l.waiting[p.name]--
@@ -164,7 +175,7 @@ func (l *locksWorkload) lead(p *process) {
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	as(0, func() { time.AfterFunc(time.Duration(l.w.config.Seconds)*time.Second, leave) })
-	for n := 0; ctx.Err() == nil && !p.ending; n++ {
+	for n := 0; ctx.Err() == nil && !p.ending && !l.w.calm; n++ {
 		who := fmt.Sprintf("%s.lead.%d", p.name, n)
 		l.w.report.Calls["lead"]++
 		err := p.locker.Lead(ctx, leadKey, func(ctx context.Context) error {
@@ -188,7 +199,7 @@ func (l *locksWorkload) call(p *process, who string) {
 		kind = "try"
 	}
 	timeout := l.r.between(50*time.Millisecond, 12*time.Second)
-	if l.r.one(8) {
+	if l.hot || l.r.one(8) {
 		timeout = 5 * time.Minute // it keeps its place
 	}
 	ctx, leave := context.WithTimeout(context.Background(), timeout)
@@ -206,14 +217,17 @@ func (l *locksWorkload) call(p *process, who string) {
 	case "reentrant":
 		err = l.reentrant(ctx, p, who, key)
 	case "resume":
-		token := l.tokens[key]
-		if token == "" {
+		given := l.tokens[key]
+		if given.token == "" {
 			return
 		}
 		delete(l.tokens, key)
 		var lease *core.Lease
 		p.told.calling()
-		if lease, err = p.locker.Resume(ctx, token); err == nil {
+		if lease, err = p.locker.Resume(ctx, given.token); err == nil {
+			if lease.Fence() != given.fence {
+				l.w.violation(who, "%s: fence %d was handed on, and is %d", key, given.fence, lease.Fence())
+			}
 			delete(l.auditor.grants, grant{key, lease.Fence()}) // it is that of the lease that was detached
 			l.hold(key, lease, under(p, who, lease))
 		}
@@ -245,7 +259,7 @@ func (l *locksWorkload) one(ctx context.Context, p *process, who, key, kind stri
 	case "counted":
 		s.mode, s.limit, opts = core.ModeCounted, 2, append(opts, core.Counted(2))
 	case "max-hold":
-		s.most = 1500 * time.Millisecond
+		s.most = pick(l.more, 300*time.Millisecond, 1500*time.Millisecond)
 		opts = append(opts, core.MaxHold(s.most))
 	case "min-hold":
 		s.least = 700 * time.Millisecond
@@ -287,6 +301,11 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 		work = context.Background() // it is deaf
 	}
 	l.stayFor(work, l.longest)
+	if l.hot {
+		l.auditor.leave(key, s)
+		l.expect(who, "release", lease.Release(context.Background()))
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
 	if l.r.one(6) && s.alive() {
@@ -304,6 +323,14 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 		err := lease.Downgrade(ctx)
 		l.w.emit(who, "downgrades", key, err)
 		l.expect(who, "downgrade", err)
+		if err != nil { // it may have it alone
+			l.keeps(key, 15*time.Second)
+		}
+		s.p.told.calling()
+		if again, err := s.p.locker.TryAcquire(lease.Context(), key); err == nil {
+			l.w.violation(who, "%s: a reader has it exclusively: fence %d", key, again.Fence())
+			l.expect(who, "release", again.Release(ctx))
+		}
 		l.stayFor(lease.Context(), 800*time.Millisecond)
 	}
 	if s.mode == core.ModeExclusive && l.r.one(8) && s.alive() {
@@ -312,7 +339,7 @@ func (l *locksWorkload) hold(key string, lease *core.Lease, s *stay) {
 		token, err := lease.Detach(ctx)
 		l.w.emit(who, "detaches", key, err)
 		if err == nil {
-			l.tokens[key] = token
+			l.tokens[key] = detached{token, s.fence}
 			return
 		}
 		s.left = false

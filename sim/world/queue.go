@@ -20,7 +20,7 @@ func (w *world) queue() {
 	r := newChance(w.config.Seed, 5)
 	attempts, window := 2+r.IntN(4), pick(r, r.between(time.Second, 10*time.Second), 10*time.Minute)
 	q := &queueWorkload{
-		w: w, r: r, auditor: newAuditor(w), ledger: newLedger(w, attempts, window), nodes: map[*process]*node{}, fails: r.one(2),
+		w: w, r: r, more: newChance(w.config.Seed, 10), auditor: newAuditor(w), ledger: newLedger(w, attempts, window), nodes: map[*process]*node{}, fails: r.one(2),
 		options: []delayqueue.Option{
 			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(window),
 		},
@@ -36,10 +36,13 @@ func (w *world) queue() {
 		q.depth, q.perKey = 8+r.IntN(12), 3+r.IntN(5)
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxDepth(q.depth), delayqueue.WithMaxDepthPerKey(q.perKey))
 	}
+	q.longest = pick(newChance(w.config.Seed, 9), longest, longest, longest, longest, longest, longest, 400_000)
 	if r.one(4) {
+		q.longest = longest
 		q.bytes, q.ledger.forgets = 120_000, true
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxPayload(longest), delayqueue.WithMaxBytes(q.bytes))
 	}
+	q.debounces = q.more.one(4)
 	q.claims = pick(r, time.Second, patient)
 	q.ledger.patient = q.claims == patient
 	q.keys, q.calls = queueKeys[:1+r.IntN(len(queueKeys))], some(r, queueCalls)
@@ -49,18 +52,20 @@ func (w *world) queue() {
 }
 
 type queueWorkload struct {
-	w       *world
-	r       chance
-	auditor *auditor
-	ledger  *ledger
-	keys    []string
-	calls   []string
-	options []delayqueue.Option
-	halts   bool          // dead letters halt their keys
-	claims  time.Duration // for how long a worker claims messages at least
-	fails   bool          // handlers do, and end in other ways
-	nodes   map[*process]*node
-	named   int
+	w         *world
+	r, more   chance
+	auditor   *auditor
+	ledger    *ledger
+	keys      []string
+	calls     []string
+	options   []delayqueue.Option
+	halts     bool          // dead letters halt their keys
+	claims    time.Duration // for how long a worker claims messages at least
+	fails     bool          // handlers do, and end in other ways
+	debounces bool          // half of the parked calls are
+	nodes     map[*process]*node
+	named     int
+	longest   int // a payload
 
 	depth, perKey int   // how many messages there may be, all in all and of a key; 0: many
 	bytes         int64 // how long they may be
@@ -71,6 +76,7 @@ type node struct {
 	queue  *delayqueue.Queue
 	worker *delayqueue.Worker
 	guard  *core.Guard
+	quiet  *core.Guard // which debounces
 	works  bool
 	busy   int
 	slots  int       // for how many messages its worker has room
@@ -91,7 +97,7 @@ func (q *queueWorkload) work(p *process) {
 	if err != nil {
 		panic(err)
 	}
-	n := &node{queue: queue, guard: p.locker.Guard(delayqueue.Policy(queue)), slots: 1 + q.r.IntN(5)}
+	n := &node{queue: queue, guard: p.locker.Guard(delayqueue.Policy(queue)), quiet: p.locker.Guard(delayqueue.Debounce(queue, quietPeriod, longestDelay)), slots: 1 + q.r.IntN(5)}
 	q.nodes[p] = n
 	n.worker, err = delayqueue.NewWorker(queue, p.locker, func(ctx context.Context, m delayqueue.Message) error { return q.handle(ctx, p, m) },
 		delayqueue.WithConcurrency(n.slots), delayqueue.WithClaimLease(q.r.between(q.claims, 6*time.Second)),
@@ -156,7 +162,11 @@ func (q *queueWorkload) call(p *process, n *node, who string) {
 	case "hold", "grab":
 		err = q.hold(ctx, p, who, kind == "grab")
 	case "park":
-		err = q.park(ctx, p, n, who)
+		kind, guard := kind, n.guard
+		if q.debounces && q.more.one(2) {
+			kind, guard = "quiet", n.quiet
+		}
+		err = q.park(ctx, p, guard, kind, who)
 	default:
 		err = q.enqueue(ctx, n, who, kind, pick(q.r, q.keys...))
 	}
@@ -173,14 +183,14 @@ func (q *queueWorkload) next(kind, key string) *message {
 	q.named++
 	m := &message{id: fmt.Sprintf("m%d", q.named), kind: kind, key: key, called: time.Now(), maxAge: 15 * time.Minute}
 	m.payload = append([]byte(m.id), ' ')
-	if q.r.one(6) { // a long one lies in a key of its own
-		m.payload = bytes.Repeat(m.payload, longest/len(m.payload))
+	if q.r.one(6) || q.longest > longest { // a long one lies in a key of its own
+		m.payload = bytes.Repeat(m.payload, q.longest/len(m.payload))
 	}
 	q.ledger.add(m)
 	return m
 }
 
-// longest is how long a payload is at most.
+// longest is how long a payload is at most; where more than a few are longer than a claim brings, each is.
 const longest = 5000
 
 // burst makes some calls at once.
@@ -256,10 +266,10 @@ func (q *queueWorkload) stored(m *message, receipt delayqueue.Receipt, err error
 }
 
 // park makes a fresh call, which is stored if its key is held.
-func (q *queueWorkload) park(ctx context.Context, p *process, n *node, who string) error {
-	m := q.next("park", pick(q.r, q.keys...))
-	call := core.Call{Key: m.key, Name: "parked", ID: m.id, Encode: func() ([]byte, error) { return m.payload, nil }}
-	err := n.guard.Do(ctx, call, func(ctx context.Context) error {
+func (q *queueWorkload) park(ctx context.Context, p *process, guard *core.Guard, kind, who string) error {
+	m := q.next(kind, pick(q.r, q.keys...))
+	call := core.Call{Key: m.key, Name: "parked: " + kind, ID: m.id, Encode: func() ([]byte, error) { return m.payload, nil }}
+	err := guard.Do(ctx, call, func(ctx context.Context) error {
 		m.fresh = true
 		lease, _ := core.LeaseFrom(ctx)
 		q.freshly(ctx, m.key, under(p, who, lease))
@@ -473,7 +483,7 @@ func (q *queueWorkload) handle(ctx context.Context, p *process, dm delayqueue.Me
 		q.stayFor(context.Background(), 8*time.Second) // it hears nothing
 	}
 	if q.r.one(3) {
-		m.result = q.w.quiet(time.Now())
+		m.result, m.told = q.w.quiet(time.Now()), true
 		if err := delayqueue.SetResult(ctx, []byte(m.id)); err != nil {
 			q.w.violation(who, "result: %v", err)
 		}
@@ -545,8 +555,9 @@ func (q *queueWorkload) account(n *node) {
 			continue
 		}
 		q.ledger.ended(m, entry)
-		if m.result && entry.State == delayqueue.StateDone && m.redriven == 0 && q.bytes == 0 {
-			if result, err := n.queue.Result(ctx, m.name()); err != nil || string(result) != m.id {
+		if (m.result || !m.told) && entry.State == delayqueue.StateDone && m.redriven == 0 && q.bytes == 0 {
+			result, err := n.queue.Result(ctx, m.name())
+			if m.result && (err != nil || string(result) != m.id) || !m.told && !errors.Is(err, delayqueue.ErrNotFound) {
 				q.w.violation("-", "the result of %s is %q, %v", m.id, result, err)
 			}
 		}

@@ -28,7 +28,7 @@ func (q *queueWorkload) bounds(m *message, err error) {
 			ofKey++
 		}
 	}
-	depth, perKey, most := cmp.Or(q.depth, 1000), cmp.Or(q.perKey, 1000), cmp.Or(q.bytes, 1<<20)
+	depth, perKey, most := cmp.Or(q.depth, 1000), cmp.Or(q.perKey, 1000), cmp.Or(q.bytes, 1<<40)
 	if m.key == "" {
 		perKey = depth
 	}
