@@ -37,7 +37,7 @@ func TestFence_GrowsWhenTheServersClockIsSetBack(t *testing.T) {
 	}
 	var lockers []*core.Locker
 	for range 4 {
-		lockers = append(lockers, lockerOn(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "p"))
+		lockers = append(lockers, lockerOn(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "p", core.WithTTL(time.Hour), core.WithFirstLease(time.Hour))) // none runs out
 	}
 	var running sync.WaitGroup
 	for i := range callers {
