@@ -22,7 +22,7 @@ func (w *world) queue() {
 	q := &queueWorkload{
 		w: w, r: r, more: newChance(w.config.Seed, 10), auditor: newAuditor(w), ledger: newLedger(w, attempts, window), nodes: map[*process]*node{}, fails: r.one(2),
 		options: []delayqueue.Option{
-			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(window),
+			delayqueue.WithPartitions(1 + r.IntN(3)), delayqueue.WithMaxPayload(2 << 20), delayqueue.WithMaxAttempts(attempts), delayqueue.WithReservationWindow(window),
 		},
 	}
 	if r.one(4) {
@@ -36,7 +36,7 @@ func (w *world) queue() {
 		q.depth, q.perKey = 8+r.IntN(12), 3+r.IntN(5)
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxDepth(q.depth), delayqueue.WithMaxDepthPerKey(q.perKey))
 	}
-	q.longest = pick(newChance(w.config.Seed, 9), longest, longest, longest, longest, longest, longest, 400_000)
+	q.longest = pick(newChance(w.config.Seed, 9), longest, longest, longest, longest, longest, longest, 1_100_000) // more than one of these is too much for a claim
 	if r.one(4) {
 		q.longest = longest
 		q.bytes, q.ledger.forgets = 120_000, true
@@ -190,7 +190,7 @@ func (q *queueWorkload) next(kind, key string) *message {
 	return m
 }
 
-// longest is how long a payload is at most; where more than a few are longer than a claim brings, each is.
+// longest is how long a payload is at most; or all are longer.
 const longest = 5000
 
 // burst makes some calls at once.
