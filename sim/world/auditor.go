@@ -26,7 +26,7 @@ type stay struct {
 	over   bool          // it has left, or its lease has ended
 	ended  time.Time     // when it left
 	again  bool          // others of its process worked under the same lease before
-	forced int           // how many calls may have taken its lease away
+	forced int           // how many calls may have taken its lease, or the grant that it is of, away
 	most   time.Duration // for how long it may have its lease; 0: for as long as it likes
 	least  time.Duration // for how long nobody else has the key, since the lease was granted
 	lost   bool          // its lease had ended when it left
@@ -50,17 +50,18 @@ func (s *stay) holds() bool {
 
 // auditor checks who works under the same key.
 type auditor struct {
-	w      *world
-	inside map[string][]*stay
-	fences map[string]int64 // the greatest by key
-	grants map[grant]*stay  // who was given each
-	last   map[string]*stay // who came in last
-	line   map[string][]*waiter
-	left   map[string][]*stay   // who came in, for as long as they may have the key
-	lined  map[string]time.Time // when somebody last waited
-	kept   map[string]time.Time // until when somebody may have a key who is not inside
-	turn   map[string]*process  // who was served last
-	some   map[string]int       // calls that are not in line, and may have this key already
+	w       *world
+	inside  map[string][]*stay
+	fences  map[string]int64 // the greatest by key
+	grants  map[grant]*stay  // who was given each
+	last    map[string]*stay // who came in last
+	line    map[string][]*waiter
+	left    map[string][]*stay   // who came in, for as long as they may have the key
+	lined   map[string]time.Time // when somebody last waited
+	kept    map[string]time.Time // until when somebody may have a key who is not inside
+	turn    map[string]*process  // who was served last
+	some    map[string]int       // calls that are not in line, and may have this key already
+	victims map[string]*stay     // whose lease a call last tried to take away
 }
 
 // waiter is a call that waits for a key for as long as its ctx lives.
@@ -80,7 +81,7 @@ type grant struct {
 func newAuditor(w *world) *auditor {
 	return &auditor{
 		w: w, inside: map[string][]*stay{}, fences: map[string]int64{}, grants: map[grant]*stay{}, last: map[string]*stay{},
-		left: map[string][]*stay{}, lined: map[string]time.Time{}, line: map[string][]*waiter{}, kept: map[string]time.Time{}, turn: map[string]*process{}, some: map[string]int{},
+		left: map[string][]*stay{}, lined: map[string]time.Time{}, line: map[string][]*waiter{}, kept: map[string]time.Time{}, turn: map[string]*process{}, some: map[string]int{}, victims: map[string]*stay{},
 	}
 }
 
@@ -93,6 +94,9 @@ func (a *auditor) enter(key string, s *stay) {
 		return
 	}
 	s.began, s.since = time.Now(), min(s.fence, a.w.server.micros())
+	if of := a.victims[key]; of != nil && s.isOf(of) {
+		s.forced++
+	}
 	a.w.emit(s.who, "enters", key, string(s.mode), " fence ", s.fence)
 	all := slices.Clone(a.inside[key]) // to ask a context may wait, and others come in meanwhile
 	last, before := a.last[key], 1
@@ -247,6 +251,23 @@ func (a *auditor) excused(s *stay) bool {
 
 func (a *auditor) mayBeGone(s *stay) bool {
 	return s.fence < a.w.lost || s.began.Before(a.w.lostAt) && !s.began.IsZero()
+}
+
+// takes records that a call is about to take a lease away. It takes the grant, which may be another call's of the same process by then.
+func (a *auditor) takes(key string, s *stay) {
+	s.forced++
+	a.victims[key] = s
+	for _, o := range a.inside[key] {
+		if o.isOf(s) {
+			o.forced++
+		}
+	}
+}
+
+// isOf reports whether a stay may be under the grant of an earlier one: that has so many fences.
+func (s *stay) isOf(earlier *stay) bool {
+	const block = 1 << 16
+	return s.p == earlier.p && s.fence > earlier.fence && s.fence < earlier.fence+block
 }
 
 // taken records that a lease was taken away. Its holder is told at its next renewal, or learns it from its own clock.

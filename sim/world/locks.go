@@ -406,13 +406,14 @@ func (l *locksWorkload) force(ctx context.Context, p *process, who, key string) 
 		if s.mode != core.ModeExclusive || !s.alive() {
 			continue
 		}
-		s.forced++
+		l.auditor.takes(key, s)
 		done, err := p.locker.ForceRelease(ctx, key, s.fence)
 		l.w.emit(who, "forced", key, done, err)
 		switch {
 		case err == nil && done:
 			l.auditor.taken(key, s)
 		case err == nil:
+			l.auditor.victims[key] = nil
 			s.forced-- // it still has it
 		}
 		l.expect(who, "force", err)
