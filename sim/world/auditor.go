@@ -235,7 +235,7 @@ func (a *auditor) watch(keys []string) {
 			}
 			for _, o := range slices.Clone(a.line[key]) {
 				since := later(o.from, busy[key])
-				if now.Sub(since) > idle && !o.p.dead && o.ctx.Err() == nil && a.w.quiet(since) {
+				if now.Sub(since) > idle && !o.p.dead && o.ctx.Err() == nil && (a.w.quiet(since) || a.w.recovered(since)) {
 					a.w.violation(o.who, "%s: it waits, and the key is free for %s", key, now.Sub(busy[key]))
 					busy[key] = now
 				}

@@ -165,6 +165,15 @@ func (w *world) away(since time.Time) (last outage, once bool) {
 	return last, n == 1
 }
 
+// recovered reports whether Redis has been back since well before, which kept its data, and nothing else has failed for a while.
+func (w *world) recovered(since time.Time) bool {
+	if len(w.outages) == 0 || !w.spared(since, "restart") {
+		return false
+	}
+	last := w.outages[len(w.outages)-1]
+	return last.from.Add(last.d + 2*time.Second).Before(since)
+}
+
 // disturb records that something happens, or lasts for d, after which the queue need not keep a key for parked work for a while: what was
 // claimed is lost, and waits for its next attempt.
 func (w *world) disturb(d time.Duration) {
