@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -66,7 +67,7 @@ var (
 )
 
 func (s *redisServer) before(c *server.Peer, command string, args ...string) bool {
-	s.w.events = append(s.w.events, event{time.Since(s.w.began), command, args})
+	s.w.events = append(s.w.events, event{time.Since(s.w.began), command, shown(args)})
 	if len(s.w.events) > mostEvents {
 		s.w.violation("redis", "there is no end to commands")
 		s.w.tell()
@@ -96,6 +97,18 @@ func (s *redisServer) before(c *server.Peer, command string, args ...string) boo
 		s.wrote = true
 	}
 	return false
+}
+
+// shown is what an event has of a command's arguments: all that a line shows, and no long payload.
+func shown(args []string) []string {
+	if !slices.ContainsFunc(args, func(arg string) bool { return len(arg) > widest }) {
+		return args
+	}
+	args = slices.Clone(args)
+	for i, arg := range args {
+		args[i] = strings.Clone(arg[:min(len(arg), widest)])
+	}
+	return args
 }
 
 // age lets its keys grow old, in whole milliseconds, as PTTL has them: else a script that keeps an expiry as it is would shorten it.

@@ -116,8 +116,11 @@ func (e event) String() string {
 		}
 		return r
 	}, text)
-	return fmt.Sprintf("%10.4f %s", e.at.Seconds(), text[:min(len(text), 400)])
+	return fmt.Sprintf("%10.4f %s", e.at.Seconds(), text[:min(len(text), widest)])
 }
+
+// widest is how long the text of an event is at most.
+const widest = 400
 
 // emit records what somebody does.
 func (w *world) emit(who, what, key string, detail ...any) {
