@@ -48,8 +48,8 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
 
-simulate: ## play SEEDS worlds (200) with faults, in virtual time, from SEED (1) on
-	cd sim && go run . -kept testdata/seeds -seed $(or $(SEED),1) -seeds $(or $(SEEDS),200)
+simulate: ## play SEEDS worlds (100) with faults, in virtual time, from SEED (1) on
+	cd sim && go run . -kept testdata/seeds -seed $(or $(SEED),1) -seeds $(or $(SEEDS),100)
 	$(if $(SEEDS)$(SEED),,cd sim && go run . -mutants results/mutants.tsv -check -seeds 2)
 
 soak-simulate: ## play SEEDS worlds (12,000: two hours on two cores) from SEED (1,000,000) on, and add them to sim/results/worlds.jsonl
