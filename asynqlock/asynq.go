@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,13 +15,13 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// This file has what the package relies on in asynq, and asynq promises to nobody: two of its scripts, which are run inside
+// This file has what the package relies on in asynq, and asynq promises to nobody: three of its scripts, which are run inside
 // ours, and how often its servers look for tasks.
 
 // The SHA1s of asynq's scripts, of v0.26, that ours were written for: what another does is not known.
 var (
-	runSHA            = "2fb646810e3433bbe85fba1a6b407eb3eced7b63"
-	scheduleUniqueSHA = "e9b8aa859a976a1fce09eaf723b4fccd02ba799e"
+	runSHA     = "2fb646810e3433bbe85fba1a6b407eb3eced7b63"
+	uniqueSHAs = []string{"e9b8aa859a976a1fce09eaf723b4fccd02ba799e", "297b3f9abfd963a3316434ef9d88fc5bf8a7ddc3"} // the second: of a task that is due when asynq looks
 )
 
 // tellStrange logs, once in a process, which of asynq's scripts are not the ones that are known. Then tasks are not woken, and
@@ -41,7 +42,7 @@ func strangeScripts() error {
 		{runSHA, "runs a task: no release wakes a task, which comes back after WithDelay", func(rdb redis.UniversalClient) {
 			_ = asynq.NewInspectorFromRedisClient(rdb).RunTask("q", "id")
 		}},
-		{scheduleUniqueSHA, "enqueues a unique task: a clone has no unique lock", func(rdb redis.UniversalClient) {
+		{uniqueSHAs[0], "enqueues a unique task: a clone has no unique lock", func(rdb redis.UniversalClient) {
 			_, _ = asynq.NewClientFromRedisClient(rdb).Enqueue(asynq.NewTask("t", nil), asynq.Unique(uniquePlaceholder), asynq.ProcessIn(time.Hour))
 		}},
 	} {
@@ -137,7 +138,7 @@ func (c uniqueClient) EvalSha(ctx context.Context, _ string, _ []string, _ ...an
 
 // Eval runs asynq's script if the lock is the task's.
 func (c uniqueClient) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	if luascript.New(script).Hash() != scheduleUniqueSHA { // the clone is better not unique than not enqueued
+	if !slices.Contains(uniqueSHAs, luascript.New(script).Hash()) { // the clone is better not unique than not enqueued
 		cmd := redis.NewCmd(ctx)
 		cmd.SetVal(duplicate)
 		return cmd

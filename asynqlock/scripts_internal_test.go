@@ -106,6 +106,7 @@ func inheritLaws(ctx context.Context, rdb redis.UniversalClient, queue string) e
 	q.must(clone(of("x~2"), 4) == nil, "a lock without an end is no obstacle")
 	_, holder, left = lock()
 	q.must(holder == "x~4" && left != 0, "and held")
+	q.must(q.enqueue(ctx, of("x~4"), Origin{ID: "x", Clone: 5}, 0) == nil && rdb.Get(ctx, name).Val() == "x~5", "one that is due by the time that asynq looks has it too")
 	return errors.Join(q.broken...)
 }
 
@@ -120,12 +121,12 @@ func TestScripts_Laws(t *testing.T) {
 // A version of asynq whose scripts are others is told of, and what they would do inside ours is not tried.
 func TestScripts_OfAnUnknownVersionAreNotRun(t *testing.T) {
 	require.NoError(t, strangeScripts(), "go.mod has a version of asynq that is not known: read its scripts, then let asynq.go know them")
-	run, unique := runSHA, scheduleUniqueSHA
-	t.Cleanup(func() { runSHA, scheduleUniqueSHA = run, unique })
-	runSHA, scheduleUniqueSHA = "another", "another"
+	run, unique := runSHA, uniqueSHAs
+	t.Cleanup(func() { runSHA, uniqueSHAs = run, unique })
+	runSHA, uniqueSHAs = "another", []string{"another"}
 	err := strangeScripts()
 	require.ErrorContains(t, err, run)
-	require.ErrorContains(t, err, unique)
+	require.ErrorContains(t, err, unique[0])
 
 	rdb, queue := redistest.Real(t).Client(t), t.Name()
 	q := &tasks{server: newServer(rdb), ctx: t.Context(), queue: queue}

@@ -82,29 +82,32 @@ func TestStopped_AtAnyMoment(t *testing.T) {
 					}
 					return auditDatabase(t, db).twice > 0 || stopped >= 20**stops
 				}
-				payers := make([]*payer, 3)
-				var stopping sync.WaitGroup
-				for i := range payers {
-					payers[i] = startPayer(t, config)
-				}
-				for i := range payers {
-					require.Equal(t, "begun", payers[i].line(t))
-					stopping.Go(func() {
-						for stopped := 0; !enough(stopped); stopped++ {
-							time.Sleep(ttl/2 + rand.N(ttl))
-							payers[i].signal(t, syscall.SIGSTOP)
-							time.Sleep(ttl*2/3 + rand.N(ttl*3/2))
-							payers[i].signal(t, syscall.SIGCONT)
-						}
-					})
-				}
-				stopping.Wait()
-				tallies := make([]tally, len(payers))
-				for _, p := range payers {
-					require.NoError(t, p.end())
-				}
-				for i, p := range payers {
-					tallies[i] = p.tally(t)
+				var tallies []tally
+				comes := recipe == "apart" || recipe == "column" // a stale holder, to the database: with one transaction a newer one waits for it
+				for round := 0; round == 0 || comes && sum(tallies).Stale == 0 && round < 10; round++ {
+					payers := make([]*payer, 3)
+					var stopping sync.WaitGroup
+					for i := range payers {
+						payers[i] = startPayer(t, config)
+					}
+					for i := range payers {
+						require.Equal(t, "begun", payers[i].line(t))
+						stopping.Go(func() {
+							for stopped := 0; !enough(stopped); stopped++ {
+								time.Sleep(ttl/2 + rand.N(ttl))
+								payers[i].signal(t, syscall.SIGSTOP)
+								time.Sleep(ttl*2/3 + rand.N(ttl*3/2))
+								payers[i].signal(t, syscall.SIGCONT)
+							}
+						})
+					}
+					stopping.Wait()
+					for _, p := range payers {
+						require.NoError(t, p.end())
+					}
+					for _, p := range payers {
+						tallies = append(tallies, p.tally(t))
+					}
 				}
 				all, found := sum(tallies), auditDatabase(t, db)
 				t.Logf("%d payments: %d stale, %d twice; %d writes refused, %d leases lost", found.payments, found.stale, found.twice, all.Stale, all.Lost)
@@ -113,14 +116,12 @@ func TestStopped_AtAnyMoment(t *testing.T) {
 				if !blocks {
 					require.Positive(t, all.Lost)
 				}
-				switch recipe {
-				case "old":
+				if recipe == "old" {
 					require.Positive(t, found.stale)
 					require.Positive(t, found.twice)
 					return
-				case "apart", "column": // with one transaction a newer holder waits for it
-					require.Positive(t, all.Stale, "stale holders came to the database")
 				}
+				require.True(t, !comes || all.Stale > 0, "stale holders came to the database")
 				require.Zero(t, found.stale)
 				require.Zero(t, found.twice)
 			})
