@@ -123,10 +123,11 @@ func TestScripts_OfAnUnknownVersionAreNotRun(t *testing.T) {
 	require.NoError(t, strangeScripts(), "go.mod has a version of asynq that is not known: read its scripts, then let asynq.go know them")
 	run, unique := runSHA, uniqueSHAs
 	t.Cleanup(func() { runSHA, uniqueSHAs = run, unique })
-	runSHA, uniqueSHAs = "another", []string{"another"}
+	runSHA, uniqueSHAs = "another", []string{"another", "another"}
 	err := strangeScripts()
 	require.ErrorContains(t, err, run)
 	require.ErrorContains(t, err, unique[0])
+	require.ErrorContains(t, err, unique[1])
 
 	rdb, queue := redistest.Real(t).Client(t), t.Name()
 	q := &tasks{server: newServer(rdb), ctx: t.Context(), queue: queue}
