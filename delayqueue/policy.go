@@ -21,9 +21,7 @@ func Policy(q *Queue) core.ConflictPolicy { return policy{queue: q} }
 // the FIFO; see [Job].Coalesce. A call that was given to a handler is not replaced: while it waits for its next attempt, fresh
 // calls run, and it runs after them. If it must not undo a newer call, it has to find that out by a
 // version.
-func Coalesce(q *Queue) core.ConflictPolicy {
-	return policy{queue: q, coalesce: true}
-}
+func Coalesce(q *Queue) core.ConflictPolicy { return policy{queue: q, coalesce: true} }
 
 // Debounce is [Coalesce] with a quiet period: a call that was parked runs when no newer one has
 // arrived for quiet, and at most maxDelay after the arrival of the first of the calls that it
