@@ -56,11 +56,11 @@ trap 'kill -- -$others; rm -rf "$tmp"' EXIT
 
 status=0
 # Not from the cache: half of what is tested is not Go. The packages that take longest begin first. Mutants follow without the race
-# detector: they show what the checks see, and none needs a real Redis. Whoever narrows the run gets just that, with the race detector.
+# detector: they show what the checks see. Whoever narrows the run gets just that, with the race detector.
 packages=$(go list ./... | if [ $all ]; then cat; else grep -v /console; fi)
 test_main() { RACE=-race scripts/gotest.sh "$@" ./delayqueue ./core ./ops ./httplock ./config ./asynqlock $packages; }
 test_mutants() {
-	git grep -l '^func Test.*Mutant' -- '*_test.go' ':!sqlfence' | xargs -n1 dirname | sort -u | sed 's,^,./,' | PERKEY_REQUIRE_REDIS= xargs scripts/gotest.sh -tags=soak -run=Mutant ./ops ./core
+	git grep -l '^func Test.*Mutant' -- '*_test.go' ':!sqlfence' | xargs -n1 dirname | sort -u | sed 's,^,./,' | NAMED=no xargs scripts/gotest.sh -tags=soak -run=Mutant ./ops ./core
 }
 if [ $# = 0 ]; then
 	{ test_main ${all:+-tags=soak} -skip='Mutant|^TestSoak|^TestAccount' || status=1; [ ! $all ] || test_mutants || status=1; exit $status; } | tee "$tmp/main" || status=1
