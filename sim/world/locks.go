@@ -36,7 +36,7 @@ func (w *world) locks() {
 
 type locksWorkload struct {
 	w       *world
-	r, more chance
+	r, more chance // more: for what came later, so that the decisions of r stay
 	auditor *auditor
 	keys    []string
 	calls   []string

@@ -36,9 +36,9 @@ func (w *world) queue() {
 		q.depth, q.perKey = 8+r.IntN(12), 3+r.IntN(5)
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxDepth(q.depth), delayqueue.WithMaxDepthPerKey(q.perKey))
 	}
-	q.longest = pick(newChance(w.config.Seed, 9), longest, longest, longest, longest, longest, longest, 1_100_000) // more than one of these is too much for a claim
+	q.long = pick(newChance(w.config.Seed, 9), longest, longest, longest, longest, longest, longest, hugest)
 	if r.one(4) {
-		q.longest = longest
+		q.long = longest
 		q.bytes, q.ledger.forgets = 120_000, true
 		q.options = append(q.options, delayqueue.WithPartitions(1), delayqueue.WithMaxPayload(longest), delayqueue.WithMaxBytes(q.bytes))
 	}
@@ -53,7 +53,7 @@ func (w *world) queue() {
 
 type queueWorkload struct {
 	w         *world
-	r, more   chance
+	r, more   chance // more: for what came later, so that the decisions of r stay
 	auditor   *auditor
 	ledger    *ledger
 	keys      []string
@@ -65,7 +65,7 @@ type queueWorkload struct {
 	debounces bool          // half of the parked calls are
 	nodes     map[*process]*node
 	named     int
-	longest   int // a payload
+	long      int // how long the long payloads are
 
 	depth, perKey int   // how many messages there may be, all in all and of a key; 0: many
 	bytes         int64 // how long they may be
@@ -183,15 +183,15 @@ func (q *queueWorkload) next(kind, key string) *message {
 	q.named++
 	m := &message{id: fmt.Sprintf("m%d", q.named), kind: kind, key: key, called: time.Now(), maxAge: 15 * time.Minute}
 	m.payload = append([]byte(m.id), ' ')
-	if q.r.one(6) || q.longest > longest { // a long one lies in a key of its own
-		m.payload = bytes.Repeat(m.payload, q.longest/len(m.payload))
+	if q.r.one(6) || q.long > longest { // a long one lies in a key of its own
+		m.payload = bytes.Repeat(m.payload, q.long/len(m.payload))
 	}
 	q.ledger.add(m)
 	return m
 }
 
-// longest is how long a payload is at most; or all are longer.
-const longest = 5000
+// longest is how long a payload is at most. Where a claim has no room for two, all are longer.
+const longest, hugest = 5000, 1_100_000
 
 // burst makes some calls at once.
 func (q *queueWorkload) burst(ctx context.Context, n *node, who string) {
