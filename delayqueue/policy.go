@@ -28,8 +28,9 @@ func Coalesce(q *Queue) core.ConflictPolicy { return policy{queue: q, coalesce: 
 // replaced. See [Job].QuietPeriod. Both are at least 1 ms and
 // shorter than the queue's max age, and quiet is no longer than maxDelay.
 //
-// Until the call runs, its key is reserved for it, so that no fresh call runs before it and is
-// undone by it. Other calls of the key meet a conflict meanwhile, so quiet should be short. A call
+// In its quiet period, and then until it runs, a call's key is reserved for it, so that no fresh call runs before it and is
+// undone by it; unless, after the quiet period, a call before it waits for its next attempt: fresh ones run then, as with Coalesce.
+// Other calls of the key meet a conflict meanwhile, so quiet should be short. A call
 // whose key is neither held nor reserved runs at once: a policy is not asked about it. To make
 // every call of a stream wait, enqueue jobs with Job.QuietPeriod.
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
